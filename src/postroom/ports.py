@@ -1,0 +1,456 @@
+"""Every contract of Postroom on one page: `Publisher`, `Store`, `StoreReader`, `Wakeup`, `Observer`.
+
+A third party writes a store or a publisher from this page alone and proves it with the suites in `postroom.testing`.
+All methods are coroutines on the relay's event loop; all of them may be cancelled; durations are seconds.
+
+The life of a row. `add` writes it to the **hot** table, or to **later** if it is not due yet. The relay that leases its
+slot reads it, publishes it and settles it: delivered rows leave for the archive or for good, failed ones stay and put
+their key on **hold**, dead ones move to **dead**. Rows that pile up behind a hold or a broken destination are moved to
+**parked**. A message is in exactly one of hot, later, parked, dead at any time until it is delivered or discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, Protocol
+
+from .events import Event
+from .message import Message
+
+# --------------------------------------------------------------------------------------------------- publishers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a publisher promises; the contract suite proves it.
+
+    `ordered`: prefix semantics. Of the messages of one (topic, key) in a batch, if one fails then none of the later
+    ones is delivered. Only then may the relay hand over several messages of one key at once; otherwise it keeps one
+    unanswered message per key.
+
+    `max_batch`: the most messages one `publish` call can take; None means as many as the relay likes.
+    """
+
+    ordered: bool = False
+    max_batch: int | None = None
+
+
+class Batch(Protocol):
+    """What one `publish` call is about."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """In order of position. `payload` is bytes; `wire_headers()` are the headers to send."""
+        ...
+
+    @property
+    def timeout(self) -> float:
+        """How long one message, or one round trip of many, may take. The relay cancels `publish` when no answer has
+        come for that long."""
+        ...
+
+    def answer(self, message: Message, error: BaseException | None = None) -> None:
+        """Say what became of a message, once, as soon as it is known and in any order.
+
+        No error: the destination has confirmed it. `DestinationUnavailable` (and what the relay counts as such:
+        `ConnectionError`, `TimeoutError`): nobody can be served now, no attempt is counted. `NotAttempted`: it was
+        surely not sent. Anything else: this message was refused, which counts as a failed attempt.
+        """
+        ...
+
+    def may_start(self) -> bool:
+        """Whether another message may still be handed to the wire: False once its time-out could end after the lease
+        does. A publisher that works through a batch piece by piece asks before each piece and answers
+        `NotAttempted` for the rest."""
+        ...
+
+
+class Publisher(Protocol):
+    """An adapter to one destination. It lives as long as its relay; `publish` may be called several times at once,
+    never with the same (topic, key) twice."""
+
+    @property
+    def features(self) -> Features: ...
+
+    async def publish(self, batch: Batch) -> None:
+        """Send the messages and answer for each.
+
+        Raising answers for all that were not answered: as an outage for connection errors and time-outs, as a refusal
+        for anything else. Returning without an answer for a message counts as a failed attempt for it. When cancelled,
+        abandon what is still queued: nothing may leave after the call is over.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. Called once, after the last `publish` has ended."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------- stores
+
+
+class Range(NamedTuple):
+    """Ask for at most `limit` hot rows of `slot` with a position above `after`."""
+
+    slot: int
+    after: int
+    limit: int
+
+
+class Fetched(NamedTuple):
+    """Hot rows, ascending by position within each slot, and the database's time.
+
+    `horizon`: no row with a position at or below it can still appear, because no transaction that could commit one is
+    left. A store with a single writer at a time answers `NO_LIMIT`.
+    """
+
+    messages: list[Message]
+    horizon: int
+    now: datetime
+
+
+NO_LIMIT = 2**63 - 1
+
+HoldStatus = Literal["retry", "dead", "releasing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A (topic, key) that may not go on, and the message that is the reason.
+
+    `retry`: that message waits for its next attempt, `due_in` seconds from now. `dead`: it gave up, and the key waits
+    for `revive` or `discard`. `releasing`: it is out of the way; the owner sends what is parked, then drops the hold.
+    """
+
+    slot: int
+    topic: str
+    key: str
+    message_id: str
+    position: int
+    attempts: int
+    status: HoldStatus
+    due_in: float | None
+    error: str
+    since: datetime | None = None
+    waiting: int = 0
+    """Messages behind it; counted for readers (`StoreReader.holds`), 0 for the relay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    slot: int
+    owner: str | None
+    epoch: int
+    expires_in: float
+    """Seconds from now; 0 or less means that anybody may take it."""
+    mark: int
+    """No undelivered hot row of the slot has a position at or below the mark, and none can appear there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A relay's sign of life, with the leases it wants to keep and how far it has come in each."""
+
+    relay: str
+    host: str
+    pid: int
+    ttl: float
+    epochs: Mapping[int, int]
+    marks: Mapping[int, int]
+    in_flight: int = 0
+    woken_by: str = "polling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases:
+    relays: Sequence[str]
+    """Every relay heard of within its own ttl, the asking one included."""
+    slots: Mapping[int, Lease]
+    """All of them, after the renewal."""
+
+
+class Retry(NamedTuple):
+    """Failed, to be tried again. Keyed: the row stays and its key is held. Without a key: the row moves to later."""
+
+    message: Message
+    attempts: int
+    delay: float
+    error: str
+
+
+class Dead(NamedTuple):
+    """Gave up. `holding`: its key is held until somebody decides. `revive_after`: it tries again by itself."""
+
+    message: Message
+    attempts: int
+    reason: str
+    error: str
+    holding: bool
+    revive_after: float | None
+
+
+class Refund(NamedTuple):
+    """A failure that turned out to be the destination's: give the attempts back. The message is on hold, in later or
+    in dead; wherever it is, it becomes due at once with `attempts`, at its old position if it has a key."""
+
+    message: Message
+    attempts: int
+
+
+class Gate(NamedTuple):
+    """What keeps rows of a slot from going on: a held key, or (key None) a topic whose destination is closed."""
+
+    slot: int
+    topic: str
+    key: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Settlement:
+    """What became of some messages, to be written in one transaction.
+
+    Fenced: everything but `delivered`. The store locks the lease rows of the slots concerned and checks that `relay`
+    owns them with these `epochs`; what belongs to a slot that is not ours any more is left undone and the slot named
+    in `Settled.refused`. Each slot's entries are all done or all refused.
+    """
+
+    relay: str
+    epochs: Mapping[int, int]
+    retention: float | None = None
+    """Keep delivered messages in the archive (None: delete them)."""
+
+    delivered: list[Message] = field(default_factory=list[Message])
+    """Unfenced: the row goes, wherever it is (hot, parked, dead) and tolerating that it is gone already. A hold by that
+    message goes too, or becomes `releasing` if rows of its key are parked."""
+    retries: list[Retry] = field(default_factory=list[Retry])
+    dead: list[Dead] = field(default_factory=list[Dead])
+    superseded: list[Message] = field(default_factory=list[Message])
+    """Moved to the archive with that outcome, whatever the retention."""
+    parked: list[tuple[Gate, Message]] = field(default_factory=list[tuple[Gate, Message]])
+    """Hot rows to move to parked behind that gate; a row that is parked already changes to that gate."""
+    released: list[Gate] = field(default_factory=list[Gate])
+    """Holds to drop, each only if no row of its key is parked."""
+    refunds: list[Refund] = field(default_factory=list[Refund])
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.delivered or self.retries or self.dead or self.superseded or self.parked or self.released
+            or self.refunds
+        )  # fmt: skip
+
+
+class Settled(NamedTuple):
+    refused: frozenset[int] = frozenset()
+    still_parked: frozenset[Gate] = frozenset()
+    """Gates of `released` that could not be dropped because rows of theirs are parked."""
+
+
+class Due(NamedTuple):
+    """How many rows became due and were moved, and in how many seconds the next one will (None: none waits)."""
+
+    moved: int
+    next_in: float | None
+
+
+class Meta(NamedTuple):
+    """What the database says of itself."""
+
+    version: int
+    min_compatible: int
+    claim: str
+
+
+class Wakeup(Protocol):
+    """Tells a sleeping relay that there may be something to fetch."""
+
+    @property
+    def name(self) -> str:
+        """How it works, for `status`: "doorbell", "data_version", "polling"…"""
+        ...
+
+    async def wait(self, timeout: float) -> bool:
+        """Return True as soon as something may have been committed since the last call, False after `timeout`."""
+        ...
+
+
+State = Literal["pending", "later", "failed", "dead", "delivered", "superseded", "discarded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A message as an operator sees it."""
+
+    message: Message
+    state: State
+    attempts: int
+    parked: bool = False
+    held: bool = False
+    """Its key is on hold."""
+    due_at: datetime | None = None
+    settled_at: datetime | None = None
+    reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which messages to list; everything given must match. `topic` and `type` are globs."""
+
+    state: State | None = None
+    topic: str | None = None
+    key: str | None = None
+    type: str | None = None
+    older_than: float | None = None
+    newer_than: float | None = None
+    limit: int = 100
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    outbox: str
+    counts: Mapping[str, int]
+    """How many messages are in each `State`."""
+    oldest_pending_seconds: float | None
+    parked: int
+    holds: int
+    relays: Sequence[Mapping[str, Any]]
+    slots_owned: int
+    breakers: Sequence[Mapping[str, Any]]
+    meta: Meta
+
+
+class StoreReader(Protocol):
+    """What a dashboard or a command line may ask. It changes nothing."""
+
+    async def status(self) -> Status: ...
+
+    async def entries(self, query: Query) -> list[Entry]:
+        """Oldest first."""
+        ...
+
+    async def entry(self, id: str) -> Entry | None: ...
+
+    async def holds(self, topic: str | None = None, key: str | None = None, limit: int = 100) -> list[Hold]:
+        """Oldest first, with `waiting` counted."""
+        ...
+
+
+class Store(StoreReader, Protocol):
+    """An adapter to one database and one outbox in it.
+
+    Every method is one short transaction at READ COMMITTED or better; nothing stays locked between calls. Errors of the
+    database are raised as `StoreUnavailable` when trying again later may help, else as another `StoreError`. "Now" is
+    the database's time.
+    """
+
+    name: str
+    """Of the outbox."""
+    workers: int
+    """How many pumps are worth running against this database."""
+
+    async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
+        """Connect, create missing tables (or raise `TablesMissing`), check the version (`SchemaMismatch`) and, if a
+        claim is given, that all relays use the same one (`ConfigurationError`); the first relay sets it."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def wakeup(self, poll_interval: float) -> Wakeup: ...
+
+    # --- leases: a slot has at most one owner at a time, and each ownership an epoch of its own
+
+    async def renew(self, beat: Beat) -> Leases:
+        """Register the relay as alive and extend by `ttl` those leases of `beat.epochs` whose owner and epoch still
+        match (also when expired, as long as nobody took them); store their marks."""
+        ...
+
+    async def acquire(self, relay: str, slots: Sequence[int], ttl: float) -> Mapping[int, Lease]:
+        """Take those of the slots that have no owner or an expired lease, with a new epoch from one counter that never
+        goes back, and say which. Two relays that ask at once never both get a slot."""
+        ...
+
+    async def release(self, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], leave: bool) -> None:
+        """Give back those leases that are still ours, so that anybody may take them at once; with `leave`, forget the
+        relay."""
+        ...
+
+    # --- the flow; each is called by the owner of the slots only
+
+    async def fetch(self, ranges: Sequence[Range]) -> Fetched:
+        """Hot rows for each range, in one statement and one snapshot. Takes no lock and changes nothing."""
+        ...
+
+    async def fetch_heads(self, heads: Sequence[tuple[int, int]]) -> list[Message]:
+        """The rows with these (slot, position), be they hot or parked; those that are gone are left out."""
+        ...
+
+    async def fetch_parked(self, gate: Gate, after: int, limit: int) -> list[Message]:
+        """Parked rows of a key (whatever gate they were parked behind), or of a topic gate, ascending by position."""
+        ...
+
+    async def settle(self, settlement: Settlement) -> Settled: ...
+
+    async def due(self, slots: Sequence[int], limit: int) -> Due:
+        """Move at most `limit` later rows that are due to the hot table, each to the end of its key, earliest first;
+        and revive dead messages whose time has come (`Dead.revive_after`). Never moves a row twice."""
+        ...
+
+    async def gates(self, slots: Sequence[int]) -> tuple[list[Hold], list[Gate]]:
+        """For a new owner: every hold of the slots, and every topic gate that has parked rows."""
+        ...
+
+    async def releasing(self, slots: Sequence[int]) -> list[Hold]:
+        """Holds that an operator told the owner to release."""
+        ...
+
+    # --- breakers: relays trip alone, and share only whose turn it is to probe, and good news
+
+    async def take_probe(self, destination: str, relay: str, ttl: float) -> bool:
+        """Whether this relay may probe: nobody else took the turn within their ttl."""
+        ...
+
+    async def report_trip(self, destination: str, relay: str, error: str) -> None:
+        """For `status` only."""
+        ...
+
+    async def report_success(self, destination: str) -> None:
+        """The destination answered: count it, end the probe's turn and clear the trip."""
+        ...
+
+    async def successes(self) -> Mapping[str, int]:
+        """How often a success was reported, by destination. A change means: probe at once."""
+        ...
+
+    # --- upkeep and the desk
+
+    async def clean(self, *, retention: float | None, limit: int) -> int:
+        """Delete at most `limit` rows that nobody needs: archived ones older than the retention, dedupe keys past their
+        window, relays long gone, holds whose message is nowhere. Returns how many. Never touches an undelivered
+        message. Superseded and discarded ones are kept for the retention or seven days, whichever is longer."""
+        ...
+
+    async def revive(self, ids: Sequence[str]) -> int:
+        """Dead messages get all their attempts again. One that holds its key goes to parked at its old position and its
+        hold becomes `releasing`; any other goes last, as a new row with the header `postroom-revived`."""
+        ...
+
+    async def discard(self, ids: Sequence[str]) -> int:
+        """Dead messages move to the archive as discarded, and a hold by one becomes `releasing`. One with a sequence
+        leaves a tombstone in its place: the same id and sequence, no payload, the header `postroom-tombstone`."""
+        ...
+
+    async def replay(self, ids: Sequence[str], *, new_id: bool) -> int:
+        """Delivered messages are sent again, last: the same id with its replay count + 1, or a new id."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------------- observers
+
+
+class Observer(Protocol):
+    """Hears of everything a relay does. Called on the relay's loop: be quick. What it raises is logged and ignored."""
+
+    def notice(self, event: Event) -> None: ...
