@@ -1,0 +1,32 @@
+"""Postroom: the transactional outbox for Python.
+
+Write messages in the transaction that changes your data (`Outbox`), deliver them afterwards (`Relay`), look after them
+(`Desk`).
+"""
+
+from .errors import (
+    ConfigurationError,
+    DestinationUnavailable,
+    InvalidMessage,
+    MessageDead,
+    MessageRejected,
+    MissingExtra,
+    NoTransactionError,
+    NotAttempted,
+    NotFound,
+    PayloadTooLarge,
+    PostroomError,
+    RelayError,
+    SchemaMismatch,
+    SerializationError,
+    StoreError,
+    StoreUnavailable,
+    TablesMissing,
+    UnsupportedConnection,
+)
+from .message import Message
+from .outbox import Outbox
+from .relay import Relay, Report
+from .retry import ByError, ByType, Exponential, Fixed, Immediate, Never, Steps
+
+__version__ = "0.1.0"

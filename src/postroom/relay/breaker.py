@@ -1,0 +1,136 @@
+"""One destination's breaker: whose fault a failure is, and when to try again. Pure: time and chance come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ..message import Message
+
+STRIKES = 3
+"""A message that was refused as "unavailable" this often, while others got through in between, is charged itself."""
+
+FIRST_ALLOWANCE = 8
+"""Messages in flight right after the breaker closes; doubles with as many successes."""
+
+State = Literal["closed", "tripped", "half-open"]
+
+
+class Failure(NamedTuple):
+    """A message failure that may turn out to be an outage: what to give back then."""
+
+    message: Message
+    attempts: int
+
+
+@dataclass(slots=True)
+class Suspicion:
+    strikes: int
+    successes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Breaker:
+    """Closed: everything may go. Tripped: nothing goes until `until`. Half-open: one message goes, as a probe.
+
+    Two mistakes are possible and both are closed. A poison message may look like an outage: it collects strikes when
+    others succeed in between, and is then charged attempts like any bad message. An outage may look like bad messages:
+    failures of `trip_after` different keys in a row, with no success between, trip the breaker and are given back.
+    """
+
+    initial: float
+    cap: float
+    trip_after: int
+    state: State = "closed"
+    until: float = 0.0
+    trips: int = 0
+    """In a row, without a success."""
+    successes: int = 0
+    shared_successes: int | None = None
+    """What the database said when this breaker tripped; a change means that another relay got through."""
+    error: str = ""
+    misjudged: bool = False
+    """Tripped by message failures: until a success, further message failures are the destination's too."""
+    allowance: float = float("inf")
+    suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
+    streak: dict[Hashable, list[Failure]] = field(default_factory=dict[Hashable, list[Failure]])
+
+    def succeeded(self, message: Message) -> bool:
+        """Note a delivery; True if it closed the breaker."""
+        self.successes += 1
+        if self.suspects:
+            self.suspects.pop(message.id, None)
+        if self.streak:
+            self.streak.clear()
+        if self.state == "closed":
+            if self.allowance != float("inf"):
+                self._widen()
+            return False
+        self._close()
+        return True
+
+    def unavailable(
+        self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
+    ) -> bool:
+        """Note that the destination could not be reached with this message; True if the message itself is to blame."""
+        suspicion = self.suspects.get(message.id)
+        if suspicion is None:
+            self.suspects[message.id] = Suspicion(1, self.successes)
+        elif self.successes > suspicion.successes:
+            suspicion.strikes += 1
+            suspicion.successes = self.successes
+            if suspicion.strikes >= STRIKES:
+                return True
+        self._trip(error, now, random, retry_after)
+        return False
+
+    def refused(self, lane: Hashable, failure: Failure, error: str, now: float, random: Callable[[], float]) -> bool:
+        """Note a message failure; True if it is the destination's after all (then see `take_refunds`)."""
+        self.suspects.pop(failure.message.id, None)
+        if self.state == "half-open" and not self.misjudged:
+            self._close()  # it refused this message, so it is there
+        self.streak.setdefault(lane, []).append(failure)
+        if self.misjudged or len(self.streak) >= self.trip_after:
+            self.misjudged = True
+            self._trip(error, now, random, None)
+            return True
+        return False
+
+    def take_refunds(self) -> list[Failure]:
+        """The earliest failure of each message in the streak: its attempts are what to go back to."""
+        refunds: dict[str, Failure] = {}
+        for failures in self.streak.values():
+            for failure in failures:
+                refunds.setdefault(failure.message.id, failure)
+        self.streak.clear()
+        return list(refunds.values())
+
+    def probe_due(self, now: float) -> bool:
+        return self.state == "tripped" and now >= self.until
+
+    def half_open(self) -> None:
+        self.state = "half-open"
+
+    def probe_lost(self, now: float, pause: float) -> None:
+        """Somebody else has the turn, or the probe came to nothing: look again after the pause."""
+        self.state = "tripped"
+        self.until = now + pause
+
+    def _trip(self, error: str, now: float, random: Callable[[], float], retry_after: float | None) -> None:
+        if self.state == "tripped" and now < self.until:
+            return  # the rest of the batch that tripped it
+        self.trips += 1
+        pause = min(self.cap, self.initial * 2.0 ** min(self.trips - 1, 30)) * (0.75 + random() / 2)
+        self.state, self.error = "tripped", error
+        self.until = now + max(pause, min(retry_after or 0.0, 10 * self.cap))
+        self.shared_successes = None
+
+    def _close(self) -> None:
+        self.state, self.trips, self.misjudged = "closed", 0, False
+        self.allowance = FIRST_ALLOWANCE
+
+    def _widen(self) -> None:
+        self.allowance += 1
+        if self.allowance > 4096:
+            self.allowance = float("inf")

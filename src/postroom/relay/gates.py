@@ -1,0 +1,111 @@
+"""What keeps rows from going on, as the owner of their slot remembers it: a held key, or a topic that is closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ports import Gate, Hold, HoldStatus
+
+PARK_AFTER = 5.0
+"""Rows are parked only behind what lasts longer than this: a retry after a second must not move 10,000 rows."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Barrier:
+    """Rows met behind it stay in the hot table (`skipped_from` is the first), or are parked once there are many."""
+
+    name: Gate
+    since: float
+    skipped_from: int | None = None
+    skipped_to: int = 0
+    skipped: int = 0
+    parking: bool = False
+    """Rows met in the hot table are moved to parked."""
+    parked: bool = False
+    """There may be rows in parked; they go before any in the hot table."""
+    cursor: int = 0
+    """How far the parked rows were read."""
+    exhausted: bool = False
+
+    def skip(self, position: int) -> None:
+        if self.skipped_from is None or position < self.skipped_from:
+            self.skipped_from = position
+        if position > self.skipped_to:  # a row that is met again after a rewind counts once
+            self.skipped_to = position
+            self.skipped += 1
+
+    def start_parking(self) -> int | None:
+        """From now on rows are parked; returns where to read again, so that those skipped are met once more."""
+        first, self.parking, self.skipped_from = self.skipped_from, True, None
+        return first
+
+    def start_draining(self) -> None:
+        self.parking, self.parked, self.exhausted, self.cursor = False, True, False, 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class HeldKey(Barrier):
+    """A hold, and the message that is its reason."""
+
+    message_id: str
+    position: int
+    attempts: int
+    status: HoldStatus
+    due: float | None
+    """When the message may be tried again, by this process's monotonic clock."""
+    trying: bool = False
+    """Its message is in memory, to be tried."""
+    finishing: bool = False
+    """Asked the store to drop the hold."""
+
+    @classmethod
+    def of(cls, hold: Hold, now: float) -> HeldKey:
+        """A hold that was found in the database. Whether rows are parked behind it will be seen when it opens."""
+        due = None if hold.due_in is None else now + hold.due_in
+        return cls(
+            name=Gate(hold.slot, hold.topic, hold.key), since=now, message_id=hold.message_id, position=hold.position,
+            attempts=hold.attempts, status=hold.status, due=due, parked=True,
+        )  # fmt: skip
+
+    def lasts(self, now: float) -> bool:
+        if self.status == "retry":
+            return self.due is not None and self.due - now > PARK_AFTER
+        return self.status == "dead"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ClosedTopic(Barrier):
+    """A topic in one slot whose destination is tripped, paused or too slow for what comes in."""
+
+    open: bool = False
+
+    def lasts(self, now: float) -> bool:
+        return now - self.since > PARK_AFTER
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Slot:
+    """A leased slot: how far it was read, and what is closed in it."""
+
+    number: int
+    epoch: int
+    deadline: float
+    """No publish may run beyond this, by the monotonic clock."""
+    cursor: int
+    horizon: int
+    rewind_to: int | None = None
+    full: bool = False
+    """The last fetch brought as many rows as asked for: there may be more."""
+    stale: bool = True
+    """Something may have been committed since the last fetch."""
+    leaving: bool = False
+    count: int = 0
+    """Messages in memory that are not settled yet."""
+    closed_topics: dict[str, ClosedTopic] = field(default_factory=dict[str, ClosedTopic])
+
+    def rewind(self, position: int | None) -> None:
+        """Read again from `position` on; kept apart from the cursor because a fetch may be under way."""
+        if position is not None:
+            before = position - 1
+            self.rewind_to = before if self.rewind_to is None else min(before, self.rewind_to)
+            self.stale = True

@@ -1,0 +1,198 @@
+"""Who owns which slots: a pure share, and one small duty that renews, takes and gives back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from .. import events
+from ..clock import Clock
+from ..message import SLOTS
+from ..ports import Beat, Lease, Leases, Store
+from ..settings import Settings
+from .gates import Slot
+from .pump import Pump
+
+
+def fair_share(relays: Sequence[str], relay: str, slots: int = SLOTS) -> int:
+    """How many slots a relay should own: the same for all, the first few one more. Everybody computes the same."""
+    ranked = sorted({*relays, relay})
+    share, rest = divmod(slots, len(ranked))
+    return share + (ranked.index(relay) < rest)
+
+
+def is_free(lease: Lease) -> bool:
+    return lease.owner is None or lease.expires_in <= 0
+
+
+class LeaseKeeper:
+    """Keeps this relay's leases. A lease's deadline counts from before its renewal was sent, so that a slow answer can
+    only shorten it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        relay: str,
+        store: Store,
+        pumps: Sequence[Pump],
+        settings: Settings,
+        clock: Clock,
+        notice: Callable[[events.Event], None],
+    ) -> None:
+        self.woken = asyncio.Event()
+        self.woken_by = "polling"
+        self.incomplete = True
+        """Slots that we should own are still another's."""
+        self._name = name
+        self._relay = relay
+        self._store = store
+        self._pumps = pumps
+        self._settings = settings
+        self._clock = clock
+        self._notice = notice
+        self._host = socket.gethostname()[:255]
+
+    async def tick(self) -> float:
+        """Renew, give back, take; returns the seconds until it should be done again."""
+        before = self._clock.monotonic()
+        self.expire(before)
+        leases = await self._store.renew(self._beat())
+        self._note_renewed(leases.slots, before)
+        await self._give_back(leases)
+        taken = await self._take(leases)
+        for pump in self._pumps:
+            pump.stir()
+        return min(0.5, self._settings.renew_interval) if self._is_unbalanced(taken) else self._settings.renew_interval
+
+    async def run(self) -> None:
+        """Tick for ever; the caller deals with a database that does not answer."""
+        while True:
+            pause = await self.tick()
+            self.woken.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self.woken.wait()
+            except TimeoutError:
+                pass
+
+    def expire(self, now: float) -> None:
+        """Drop every slot whose deadline has passed: somebody else may own it already."""
+        late = [slot.number for slot in self._slots() if slot.deadline <= now]
+        self._lose(late)
+
+    async def release_all(self) -> None:
+        """Give everything back that nothing is flying for; the rest is left to expire."""
+        flying = self._flying()
+        epochs = {slot.number: slot.epoch for slot in self._slots() if slot.number not in flying}
+        marks = self._marks()
+        for pump in self._pumps:
+            pump.plan.lose(epochs)
+        await self._store.release(self._relay, epochs, marks, leave=True)
+        self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(epochs)))
+
+    def _beat(self) -> Beat:
+        return Beat(
+            relay=self._relay,
+            host=self._host,
+            pid=os.getpid(),
+            ttl=self._settings.lease_ttl,
+            epochs={slot.number: slot.epoch for slot in self._slots()},
+            marks=self._marks(),
+            in_flight=sum(pump.in_flight for pump in self._pumps),
+            woken_by=self.woken_by,
+        )
+
+    def _note_renewed(self, leases: Mapping[int, Lease], before: float) -> None:
+        deadline = before + self._settings.lease_ttl - self._settings.lease_margin
+        lost: list[int] = []
+        for slot in self._slots():
+            lease = leases.get(slot.number)
+            if lease is not None and lease.owner == self._relay and lease.epoch == slot.epoch:
+                slot.deadline = deadline
+            else:
+                lost.append(slot.number)
+        self._lose(lost)
+
+    async def _give_back(self, leases: Leases) -> None:
+        """Release what has drained, and let slots drain of which we own too many."""
+        owned = [slot for slot in self._slots() if not slot.leaving]
+        surplus = len(owned) - self._wanted(leases)
+        # The slots with the least in memory are the quickest to hand over.
+        for slot in sorted(owned, key=lambda slot: slot.count)[: max(0, surplus)]:
+            self._pump_of(slot.number).plan.leave([slot.number])
+        await self.release_left()
+
+    async def release_left(self) -> None:
+        """Give back the leaving slots that have nothing in flight any more."""
+        left = [number for pump in self._pumps for number in pump.plan.left()]
+        if not left:
+            return
+        marks = self._marks()
+        epochs = {slot.number: slot.epoch for slot in self._slots() if slot.number in left}
+        for number in left:
+            self._pump_of(number).plan.lose([number])
+        await self._store.release(self._relay, epochs, {number: marks[number] for number in left}, leave=False)
+        self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(left)))
+
+    async def _take(self, leases: Leases) -> list[int]:
+        owned = {slot.number for slot in self._slots()}
+        missing = self._wanted(leases) - len(owned)
+        flying = self._flying()
+        free = [n for n, lease in sorted(leases.slots.items()) if is_free(lease) and n not in owned and n not in flying]
+        self.incomplete = len(free) < missing
+        if missing <= 0 or not free:
+            return []
+        before = self._clock.monotonic()
+        taken = await self._store.acquire(self._relay, free[:missing], self._settings.lease_ttl)
+        await self._own(taken, before + self._settings.lease_ttl - self._settings.lease_margin)
+        return list(taken)
+
+    async def _own(self, taken: Mapping[int, Lease], deadline: float) -> None:
+        if not taken:
+            return
+        holds, gates = await self._store.gates(list(taken))
+        now = self._clock.monotonic()
+        for number, lease in taken.items():
+            self._pump_of(number).plan.own(
+                lease,
+                deadline,
+                [hold for hold in holds if hold.slot == number],
+                [gate for gate in gates if gate.slot == number],
+                now,
+            )
+        self._notice(events.LeasesTaken(outbox=self._name, slots=sorted(taken)))
+        for pump in self._pumps:
+            pump.ring()
+
+    def _wanted(self, leases: Leases) -> int:
+        if self._settings.claim != "leader":
+            return fair_share(leases.relays, self._relay)
+        others = any(not is_free(lease) and lease.owner != self._relay for lease in leases.slots.values())
+        return 0 if others else SLOTS
+
+    def _is_unbalanced(self, taken: Sequence[int]) -> bool:
+        return self.incomplete or bool(taken) or any(slot.leaving for slot in self._slots())
+
+    def _lose(self, numbers: Sequence[int]) -> None:
+        if not numbers:
+            return
+        for number in numbers:
+            self._pump_of(number).plan.lose([number])
+        for pump in self._pumps:
+            pump.cancel_lost_calls()
+        self._notice(events.LeasesLost(outbox=self._name, slots=sorted(numbers)))
+
+    def _slots(self) -> list[Slot]:
+        return [slot for pump in self._pumps for slot in pump.plan.slots.values()]
+
+    def _marks(self) -> dict[int, int]:
+        return {number: mark for pump in self._pumps for number, mark in pump.plan.marks().items()}
+
+    def _flying(self) -> set[int]:
+        return {number for pump in self._pumps for number in pump.plan.flying_slots()}
+
+    def _pump_of(self, slot: int) -> Pump:
+        return self._pumps[slot % len(self._pumps)]

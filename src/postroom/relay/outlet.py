@@ -1,0 +1,91 @@
+"""What the relay keeps in memory of one destination: its breaker, the lanes that are ready, and how much may go."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from ..message import Message
+from ..ports import Features
+from .breaker import Breaker
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The messages of one (topic, key) that are in memory, in order; a message without a key is a lane of its own."""
+
+    name: Hashable
+    slot: int
+    outlet: Outlet
+    latest_only: bool = False
+    waiting: deque[Message] = field(default_factory=deque[Message])
+    flying: deque[Message] = field(default_factory=deque[Message])
+    answers: dict[int, BaseException | None] = field(default_factory=dict[int, BaseException | None])
+    """Of flying messages that were answered before one in front of them."""
+    returned: list[Message] = field(default_factory=list[Message])
+    queued: bool = False
+    lost: bool = False
+    """The slot went to another relay while this was flying: only deliveries still count."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Outlet:
+    """A destination as one pump sees it. The breaker is shared with the relay's other pumps."""
+
+    name: str
+    features: Features
+    breaker: Breaker
+    max_rate: float | None = None
+    ready: deque[Lane] = field(default_factory=deque[Lane])
+    in_memory: int = 0
+    unanswered: int = 0
+    calls: int = 0
+    tokens: float = 0.0
+    refilled: float = 0.0
+    full_since: float | None = None
+
+    def is_full(self, window: int, now: float) -> bool:
+        if self.in_memory < window:
+            self.full_since = None
+        elif self.full_since is None:
+            self.full_since = now
+        return self.full_since is not None
+
+    def full_for(self, now: float) -> float:
+        return 0.0 if self.full_since is None else now - self.full_since
+
+    def may_send(self, now: float, batch_size: int) -> int:
+        """How many messages may go now in one batch."""
+        breaker = self.breaker
+        if breaker.state == "tripped":
+            return 0
+        if breaker.state == "half-open":
+            return 1 if self.unanswered == 0 else 0
+        room = min(batch_size, self.features.max_batch or batch_size)
+        # Many calls at once help against latency, but only while each is about a good part of a batch.
+        if self.calls >= 4 and self.unanswered >= batch_size // 4:
+            return 0
+        room = min(room, 2 * batch_size - self.unanswered)
+        if breaker.allowance < batch_size:
+            room = min(room, int(breaker.allowance) - self.unanswered)
+        return room if self.max_rate is None else min(room, self._allowed_by_rate(now, self.max_rate))
+
+    def sent(self, count: int) -> None:
+        self.unanswered += count
+        self.calls += 1
+        if self.max_rate:
+            self.tokens -= count
+
+    def token_in(self, now: float) -> float | None:
+        """Seconds until the rate allows another message; None if it is not what holds us back."""
+        if self.max_rate is None or self._allowed_by_rate(now, self.max_rate) >= 1:
+            return None
+        return (1.0 - self.tokens) / self.max_rate
+
+    def _allowed_by_rate(self, now: float, rate: float) -> int:
+        burst = max(1.0, rate / 10)
+        elapsed = now - self.refilled if self.refilled else 0.1
+        self.tokens = min(burst, self.tokens + elapsed * rate)
+        self.refilled = now
+        return int(self.tokens)

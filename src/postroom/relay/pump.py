@@ -1,0 +1,360 @@
+"""One pass of the relay: settle what was answered, fetch what may go, hand it to the publishers. And when next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import events
+from ..clock import Clock
+from ..errors import NoAnswer, NotAttempted
+from ..message import Message
+from ..ports import Publisher, Settlement, Store
+from ..settings import Settings
+from .outlet import Outlet
+from .plan import Plan
+
+SWEEP_INTERVAL = 10.0
+
+
+class Call:
+    """One `publish` call: the batch as the publisher sees it, and what is still open in it."""
+
+    def __init__(self, pump: Pump, outlet: Outlet, messages: Sequence[Message], timeout: float) -> None:
+        self.messages = messages
+        self.timeout = timeout
+        self.outlet = outlet
+        self.open = {message.position for message in messages}
+        self.limit: asyncio.Timeout | None = None
+        self._pump = pump
+        self._loop = asyncio.get_running_loop()
+        self._extended = self._loop.time()
+
+    def answer(self, message: Message, error: BaseException | None = None) -> None:
+        if message.position not in self.open:
+            return  # answered before, or not ours: the first word counts
+        self.open.remove(message.position)
+        self._pump.answered(message, error)
+        self._extend()
+
+    def may_start(self) -> bool:
+        return self._pump.may_start(self)
+
+    def _extend(self) -> None:
+        """An answer is progress: the time-out begins anew, though not for each of a whole batch at once."""
+        now = self._loop.time()
+        if now - self._extended > self.timeout / 8 and self.limit is not None and not self.limit.expired():
+            self._extended = now
+            with contextlib.suppress(RuntimeError):  # the call is over already
+                self.limit.reschedule(now + self.timeout)
+
+    def close(self, error: BaseException) -> None:
+        """Answer for all that the publisher left open."""
+        for message in self.messages:
+            if message.position in self.open:
+                self.answer(message, error)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened since the relay started, or in one `drain`."""
+
+    delivered: int = 0
+    retried: int = 0
+    dead: int = 0
+    superseded: int = 0
+
+
+class Pump:
+    def __init__(
+        self,
+        *,
+        name: str,
+        relay: str,
+        store: Store,
+        plan: Plan,
+        outlets: Sequence[Outlet],
+        publishers: Mapping[str, Publisher],
+        settings: Settings,
+        clock: Clock,
+        notice: Callable[[events.Event], None],
+        tally: Tally,
+    ) -> None:
+        self.plan = plan
+        self.stirred = asyncio.Event()
+        self._name = name
+        self._relay = relay
+        self._store = store
+        self._outlets = outlets
+        self._publishers = publishers
+        self._settings = settings
+        self._clock = clock
+        self._notice = notice
+        self._tally = tally
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        self._unsettled: Settlement | None = None
+        self._look_at = 0.0
+        self._sweep_at = clock.monotonic() + SWEEP_INTERVAL
+
+    # ------------------------------------------------------------------------------------------ one pass
+
+    async def step(self) -> bool:
+        """One pass; True if there was anything to do. Raises `StoreError`s: nothing is lost, call it again later."""
+        busy = await self.settle()
+        busy |= await self._look()
+        busy |= await self._fetch()
+        busy |= await self._fetch_parked()
+        busy |= await self._fetch_heads()
+        busy |= await self._probe()
+        busy |= self._dispatch()
+        await self._tell_changes()
+        return busy
+
+    async def settle(self) -> bool:
+        """Write down what was answered. What could not be written comes first the next time, before any new work."""
+        settlement = self._unsettled or self.plan.take_settlement()
+        if settlement is None:
+            return False
+        self._unsettled = settlement
+        result = await self._store.settle(settlement)
+        self._unsettled = None
+        self.plan.settled(settlement, result)
+        if result.refused:
+            self._notice(events.LeasesLost(outbox=self._name, slots=sorted(result.refused)))
+            self.cancel_lost_calls()
+        self._report(settlement, result.refused)
+        self._look_for_retries(settlement)
+        return True
+
+    def _look_for_retries(self, settlement: Settlement) -> None:
+        """Messages without a key wait for their retry in later; be there when they are due."""
+        now = self._clock.monotonic()
+        delays = [retry.delay for retry in settlement.retries if retry.message.key is None]
+        if settlement.refunds:
+            delays.append(0.0)
+        if delays:
+            self._look_at = min(self._look_at, now + min(delays))
+
+    async def _look(self) -> bool:
+        """Every now and then: move what has come due, see what operators decided, hear of other relays' successes."""
+        now = self._clock.monotonic()
+        if now < self._look_at or not self.plan.slots:
+            return False
+        slots = list(self.plan.slots)
+        due = await self._store.due(slots, self._settings.batch_size)
+        self.plan.release_holds(await self._store.releasing(slots), now)
+        await self._hear_successes(now)
+        if due.moved:
+            self.plan.expect_news()
+        pause = 0.0 if due.moved else self._settings.idle_interval
+        self._look_at = now + (pause if due.next_in is None else min(pause, max(0.0, due.next_in)))
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_INTERVAL
+            self.plan.sweep()
+        return bool(due.moved)
+
+    async def _fetch(self) -> bool:
+        ranges = self.plan.wants(self._clock.monotonic())
+        if not ranges:
+            return False
+        fetched = await self._store.fetch(ranges)
+        new = self.plan.take(ranges, fetched, self._clock.monotonic())
+        if new:
+            self._notice(events.Fetched(outbox=self._name, count=new))
+        return bool(fetched.messages)
+
+    async def _fetch_parked(self) -> bool:
+        wanted = self.plan.parked_wants()
+        for gate, after, limit in wanted:
+            messages = await self._store.fetch_parked(gate, after, limit)
+            self.plan.take_parked(gate, messages, limit, self._clock.monotonic())
+        return bool(wanted)
+
+    async def _fetch_heads(self) -> bool:
+        heads = self.plan.due_heads(self._clock.monotonic())
+        if not heads:
+            return False
+        try:
+            messages = await self._store.fetch_heads([(held.name.slot, held.position) for held in heads])
+        except BaseException:
+            self.plan.put_heads_back(heads)
+            raise
+        self.plan.take_heads(heads, messages, self._clock.monotonic())
+        return True
+
+    async def _probe(self) -> bool:
+        """Take the turn to probe a tripped destination; relays share the turn, so that one probes at a time."""
+        probing = False
+        for outlet in self.plan.probes(self._clock.monotonic()):
+            if await self._store.take_probe(outlet.name, self._relay, self._settings.publish_timeout):
+                outlet.breaker.half_open()
+                probing = True
+            else:
+                outlet.breaker.probe_lost(self._clock.monotonic(), self._settings.breaker_initial)
+        return probing
+
+    async def _hear_successes(self, now: float) -> None:
+        tripped = [outlet.breaker for outlet in self._outlets if outlet.breaker.state == "tripped"]
+        if not tripped:
+            return
+        successes = await self._store.successes()
+        for outlet in self._outlets:
+            breaker, count = outlet.breaker, successes.get(outlet.name, 0)
+            if breaker.state == "tripped":
+                if breaker.shared_successes is not None and count != breaker.shared_successes:
+                    breaker.until = now
+                breaker.shared_successes = count
+
+    def _dispatch(self) -> bool:
+        started = False
+        for outlet in self._outlets:
+            while messages := self.plan.next_batch(outlet, self._clock.monotonic()):
+                self._start(outlet, messages)
+                started = True
+        return started
+
+    # -------------------------------------------------------------------------------------------- publishing
+
+    def _start(self, outlet: Outlet, messages: Sequence[Message]) -> None:
+        call = Call(self, outlet, messages, self._settings.publish_timeout)
+        task = asyncio.create_task(self._publish(call))
+        self._calls[task] = call
+        task.add_done_callback(self._ended)
+
+    async def _publish(self, call: Call) -> None:
+        started = self._clock.monotonic()
+        publisher = self._publishers[call.outlet.name]
+        try:
+            async with asyncio.timeout(call.timeout) as call.limit:
+                await publisher.publish(call)
+            call.close(NoAnswer(f"{call.outlet.name} did not say what became of the message"))
+        except asyncio.CancelledError:
+            call.close(NotAttempted("the relay stopped, or lost its lease, before the answer came"))
+        except TimeoutError as error:
+            call.close(error if str(error) else TimeoutError(f"{call.outlet.name}: no answer in {call.timeout:g} s"))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a publisher raises is an answer
+            call.close(error)
+        seconds = self._clock.monotonic() - started
+        self._notice(
+            events.Published(
+                outbox=self._name, destination=call.outlet.name, count=len(call.messages), seconds=seconds
+            )
+        )
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        call = self._calls.pop(task)
+        if call.open:  # cancelled before it began
+            call.close(NotAttempted("the relay stopped before the message was sent"))
+        self.plan.call_ended(call.outlet, self._clock.monotonic())
+        self.stir()
+
+    def answered(self, message: Message, error: BaseException | None) -> None:
+        self.plan.answer(message, error, self._clock.monotonic())
+        if not self.stirred.is_set():
+            self.stirred.set()
+
+    def may_start(self, call: Call) -> bool:
+        """Whether a piece of this call, started now, would be over before any of its leases ends."""
+        ends = self._clock.monotonic() + call.timeout
+        slots = self.plan.slots
+        return all(
+            message.slot in slots and ends <= slots[message.slot].deadline and not slots[message.slot].leaving
+            for message in call.messages
+            if message.position in call.open
+        )
+
+    def stir(self) -> None:
+        self.stirred.set()
+
+    async def rest(self) -> None:
+        """Sleep until something stirs, or until time alone brings something to do."""
+        now = self._clock.monotonic()
+        event = self.plan.next_event(now)
+        pause = max(0.0, self._look_at - now) if self.plan.slots else self._settings.idle_interval
+        pause = pause if event is None else min(pause, event)
+        try:
+            async with asyncio.timeout(min(pause, self._settings.idle_interval)):
+                await self.stirred.wait()
+        except TimeoutError:
+            pass
+
+    def ring(self) -> None:
+        """Something may have been committed."""
+        self._look_at = 0.0
+        self.plan.expect_news()
+        self.stirred.set()
+
+    @property
+    def in_flight(self) -> int:
+        return sum(len(call.open) for call in self._calls.values())
+
+    def cancel_lost_calls(self) -> None:
+        """A slot was lost: abandon the calls that still have messages of it."""
+        lost = self.plan.lost_flights()
+        for task, call in list(self._calls.items()):
+            if not lost.isdisjoint(call.open):
+                task.cancel()
+
+    async def finish(self, timeout: float) -> bool:
+        """Wait for what is in flight, then cancel the rest; settle all. True if everything was answered in time."""
+        clean = True
+        if self._calls:
+            _, late = await asyncio.wait(list(self._calls), timeout=timeout)
+            clean = not late
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1.0)
+        await asyncio.sleep(0)
+        await self.settle()
+        return clean
+
+    # -------------------------------------------------------------------------------------------- telling
+
+    def _report(self, settlement: Settlement, refused: frozenset[int]) -> None:
+        tally, name = self._tally, self._name
+        if settlement.delivered:
+            tally.delivered += len(settlement.delivered)
+            self._notice(events.Delivered(outbox=name, messages=settlement.delivered))
+        for retry in settlement.retries:
+            if retry.message.slot not in refused:
+                tally.retried += 1
+                self._notice(
+                    events.Retried(outbox=name, message=retry.message, error=retry.error, delay=retry.delay)
+                )
+        for dead in settlement.dead:
+            if dead.message.slot not in refused:
+                tally.dead += 1
+                self._notice(
+                    events.Died(
+                        outbox=name, message=dead.message, reason=dead.reason, error=dead.error, holding=dead.holding
+                    )
+                )
+        for message in settlement.superseded:
+            tally.superseded += 1
+            self._notice(events.Superseded(outbox=name, message=message))
+        if settlement.parked:
+            self._notice(events.Parked(outbox=name, count=len(settlement.parked)))
+
+    async def _tell_changes(self) -> None:
+        """Breakers that changed: to the observers, and to the other relays through the database."""
+        while self.plan.out_of_order:
+            outlet, message = self.plan.out_of_order.pop()
+            self._notice(events.OutOfOrder(outbox=self._name, destination=outlet.name, message=message))
+        while self.plan.changes:
+            change = self.plan.changes.pop(0)
+            outlet = change.outlet
+            if change.state == "closed":
+                self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
+                await self._store.report_success(outlet.name)
+            else:
+                pause = max(0.0, outlet.breaker.until - self._clock.monotonic())
+                self._notice(
+                    events.BreakerOpened(
+                        outbox=self._name, destination=outlet.name, error=outlet.breaker.error, pause=pause
+                    )
+                )
+                await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
+

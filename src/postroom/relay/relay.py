@@ -1,0 +1,233 @@
+"""The relay: what an application or the command line starts, stops and asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from ..clock import Clock, SystemClock
+from ..duration import Duration, seconds
+from ..errors import ConfigurationError, MessageDead, RelayError
+from ..outbox import Outbox
+from ..ports import Observer, Store
+from ..routing import Globs, Routes
+from ..settings import Settings
+from . import wiring
+from .logs import LoggingObserver
+from .session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a `drain` did, and what it left: `held` keys on hold, `pending` messages that are still to be delivered."""
+
+    delivered: int
+    retried: int
+    dead: int
+    held: int
+    pending: int
+    superseded: int = 0
+
+
+class Relay:
+    """Delivers the messages of one outbox.
+
+    `store` is a URL (`sqlite:///app.db`) or a `Store`. `publishers` is a URL, a `Publisher`, any callable that takes a
+    `Message`, or a mapping of topic globs to those; the first match wins. Everything else is a setting by its name, see
+    the reference. Nothing connects before the relay runs, so a relay may be made at import time and before a fork.
+
+    Publishers given as URLs or callables belong to the relay, which closes them when it stops; publisher objects belong
+    to their maker.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        publishers: Any,
+        *,
+        outbox: Outbox | None = None,
+        observers: Sequence[Observer] = (),
+        unavailable: Sequence[type[BaseException]] = (),
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> None:
+        self.settings = Settings.of(**settings)
+        if self.settings.claim == "rows":
+            raise ConfigurationError(
+                "claim='rows' needs row locks that this store does not have; use 'slots' or 'leader'"
+            )
+        self.id = wiring.new_relay_id()
+        self.outbox = outbox or Outbox()
+        self.store = wiring.store_for(store, self.outbox)
+        self._publishers: Routes[wiring.Target] = wiring.targets_for(
+            publishers, tuple(unavailable), self.settings.concurrency
+        )
+        self._clock: Clock = clock or SystemClock()
+        self._observers = [LoggingObserver(), *observers]
+        self._paused: set[str] = set()
+        self._session: Session | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._stop_asked = False
+
+    # ------------------------------------------------------------------------------------- running
+
+    async def run(self, *, handle_signals: bool = False) -> None:
+        """Deliver until `stop` is called, or with `handle_signals` until SIGTERM or SIGINT."""
+        async with self._opened() as session:
+            if not self._stop_asked:
+                with self._signals(session) if handle_signals else contextlib.nullcontext():
+                    await session.run()
+
+    async def drain(self, *, timeout: Duration | None = None) -> Report:
+        """Deliver until nothing is due, then return. What waits for a retry, a hold, a due time or a destination that
+        is unavailable stays pending. Slots of a relay that died are waited for until their leases end."""
+        async with self._opened() as session:
+            limit = None if timeout is None else seconds(timeout, name="timeout")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await session.drain()
+            await session.finish(self.settings.stop_timeout)
+            status = await self.store.status()
+            tally = session.tally
+            pending = sum(status.counts.get(state, 0) for state in ("pending", "later", "failed"))
+            return Report(
+                delivered=tally.delivered,
+                retried=tally.retried,
+                dead=tally.dead,
+                held=status.holds,
+                pending=pending,
+                superseded=tally.superseded,
+            )
+
+    async def __aenter__(self) -> Self:
+        """Run in the background of the current event loop."""
+        if self._task is not None:
+            raise RelayError("this relay is running already")
+        self._started.clear()
+        self._failure = None
+        self._task = asyncio.create_task(self.run())
+        self._task.add_done_callback(lambda task: self._started.set())
+        while not self._started.is_set() and not self._task.done():
+            await asyncio.sleep(0.005)
+        if self._task.done():
+            task, self._task = self._task, None
+            task.result()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        self.stop()
+        if task is not None:
+            await task
+
+    def start(self) -> None:
+        """Run in a thread of its own, for applications without an event loop. Returns once it is connected."""
+        if self._thread is not None:
+            raise RelayError("this relay is running already")
+        self._started.clear()
+        self._failure = None
+        self._thread = threading.Thread(target=self._run_in_thread, name=f"postroom-{self.outbox.name}", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            self._thread = None
+            raise self._failure
+
+    def stop(self, timeout: Duration | None = None) -> None:
+        """Finish what is in flight within `stop_timeout`, give the leases back, return. From any thread."""
+        thread, session = self._thread, self._session
+        self._stop_asked = True
+        if session is not None:
+            session.ask_to_stop()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(None if timeout is None else seconds(timeout, name="timeout"))
+            if not thread.is_alive():
+                self._thread = None
+
+    def _run_in_thread(self) -> None:
+        try:
+            asyncio.run(self.run())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._started.set()
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> Any:
+        if self._session is not None:
+            raise RelayError("this relay is running already; make another one, or stop it first")
+        session = Session(
+            relay=self.id,
+            name=self.outbox.name,
+            store=self.store,
+            publishers=self._publishers,
+            settings=self.settings,
+            clock=self._clock,
+            observers=self._observers,
+        )
+        self._session = session
+        self._stop_asked = False
+        unsubscribe = self.outbox.on_commit(session.ring)
+        try:
+            await session.open()
+            session.pause(Globs(self._paused))
+            self._started.set()
+            yield session
+        finally:
+            unsubscribe()
+            self._session = None
+            await session.close()
+
+    @contextlib.contextmanager
+    def _signals(self, session: Session) -> Any:
+        """The first signal stops gently; a second one does not wait for what is in flight."""
+        loop = asyncio.get_running_loop()
+        caught = (signal.SIGTERM, signal.SIGINT)
+        for number in caught:
+            loop.add_signal_handler(number, session.ask_to_stop)
+        try:
+            yield
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+    # ------------------------------------------------------------------------------------- asking
+
+    def pause(self, *topics: str) -> None:
+        """Deliver nothing of the topics that match these globs, in this relay, until `resume`."""
+        self._paused.update(topics or ("*",))
+        self._apply_pause()
+
+    def resume(self, *topics: str) -> None:
+        self._paused.difference_update(topics or tuple(self._paused))
+        self._apply_pause()
+
+    def _apply_pause(self) -> None:
+        globs, session = Globs(sorted(self._paused)), self._session
+        if session is not None:
+            session.call(lambda: session.pause(globs))
+
+    async def delivered(self, id: str, *, timeout: Duration | None = None) -> None:
+        """Wait until the message with that id is delivered, by this relay or another. Raises `MessageDead` if it gives
+        up, `TimeoutError` when the time is over. The message must be committed, or soon be."""
+        session = self._session
+        if session is None:
+            raise RelayError("this relay is not running: start it before waiting for a delivery")
+        async with asyncio.timeout(None if timeout is None else seconds(timeout, name="timeout")):
+            if not await session.delivered(str(id)):
+                raise MessageDead(f"message {id} is dead: see `postroom show {id}`")
+
+
+Publishers = str | Callable[..., Any] | Mapping[str, Any]

@@ -1,0 +1,417 @@
+"""One run of a relay: the pumps, and the small duties beside them, each a loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+from .. import events
+from ..clock import Clock
+from ..errors import PostroomError, StoreUnavailable
+from ..failures import describe
+from ..message import SLOTS
+from ..ports import Features, Observer, Publisher, Range, Store
+from ..routing import Globs, Routes
+from ..settings import Settings
+from .breaker import Breaker
+from .leases import LeaseKeeper
+from .logs import log
+from .outlet import Outlet
+from .plan import Plan
+from .pump import Pump, Tally
+from .wiring import Target
+
+NO_ROUTE = "(no route)"
+REMEMBERED = 10_000
+"""Deliveries remembered for those who ask after the fact."""
+
+
+class Session:
+    def __init__(
+        self,
+        *,
+        relay: str,
+        name: str,
+        store: Store,
+        publishers: Routes[Target],
+        settings: Settings,
+        clock: Clock,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.tally = Tally()
+        self.pumps: list[Pump] = []
+        self._relay = relay
+        self._name = name
+        self._store = store
+        self._routes = publishers
+        self._settings = settings
+        self._clock = clock
+        self._observers = observers
+        self._publishers: dict[str, Publisher] = {}
+        self._keeper: LeaseKeeper | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._hurry = False
+        self._is_down = False
+        self._waiting: dict[str, list[asyncio.Future[bool]]] = {}
+        self._recent: OrderedDict[str, bool] = OrderedDict()
+        self._finished = False
+
+    # -------------------------------------------------------------------------------------------- opening
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._open_store()
+        self._publishers = {target.name: target.make() for target in self._targets()}
+        breakers = {name: self._breaker() for name in self._publishers}
+        workers = self._settings.workers or self._store.workers
+        self.pumps = [self._make_pump(breakers) for _ in range(min(workers, SLOTS))]
+        self._keeper = LeaseKeeper(
+            name=self._name,
+            relay=self._relay,
+            store=self._store,
+            pumps=self.pumps,
+            settings=self._settings,
+            clock=self._clock,
+            notice=self.notice,
+        )
+        for caution in self._settings.cautions():
+            log.warning("%s: %s", self._name, caution)
+        self.notice(events.Started(outbox=self._name, relay=self._relay))
+
+    async def close(self) -> None:
+        for future in [future for futures in self._waiting.values() for future in futures]:
+            future.cancel()
+        for target in self._targets():
+            publisher = self._publishers.get(target.name)
+            if publisher is not None and target.ours:
+                with contextlib.suppress(Exception):
+                    await publisher.close()
+        await self._store.close()
+
+    async def _open_store(self) -> None:
+        """A database that is not there yet is waited for; tables that cannot be used are an error at once."""
+        pause = Pause()
+        while not self._stopping.is_set():
+            try:
+                await self._store.open(claim=self._settings.claim, create_tables=self._settings.create_tables)
+            except StoreUnavailable as error:
+                self._down(error)
+                await self._sleep(pause.next())
+            else:
+                self._up()
+                return
+
+    def _targets(self) -> list[Target]:
+        return list({target.name: target for target in self._routes.targets.values()}.values())
+
+    def _breaker(self) -> Breaker:
+        settings = self._settings
+        return Breaker(initial=settings.breaker_initial, cap=settings.breaker_cap, trip_after=settings.trip_after)
+
+    def _make_pump(self, breakers: dict[str, Breaker]) -> Pump:
+        outlets = {
+            name: Outlet(
+                name=name,
+                features=self._publishers[name].features,
+                breaker=breaker,
+                max_rate=self._settings.max_rate,
+            )
+            for name, breaker in breakers.items()
+        }
+        nowhere = Outlet(name=NO_ROUTE, features=Features(), breaker=_never())
+        said: set[str] = set()
+
+        def route(topic: str) -> Outlet:
+            target = self._routes.target_for(topic)
+            if target is not None:
+                return outlets[target.name]
+            if topic not in said:
+                said.add(topic)
+                log.error("%s: no route matches the topic %r: its messages stay pending", self._name, topic)
+            return nowhere
+
+        plan = Plan(
+            relay=self._relay,
+            settings=self._settings,
+            outlets=list(outlets.values()),
+            route=route,
+            random=random.random,
+            publish_timeout=self._settings.publish_timeout,
+        )
+        return Pump(
+            name=self._name,
+            relay=self._relay,
+            store=self._store,
+            plan=plan,
+            outlets=list(outlets.values()),
+            publishers=self._publishers,
+            settings=self._settings,
+            clock=self._clock,
+            notice=self.notice,
+            tally=self.tally,
+        )
+
+    # -------------------------------------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Until `ask_to_stop`; then finish what is in flight and give the leases back."""
+        if not self._settings.enabled:
+            await self._stopping.wait()
+            return
+        keeper = self._keeper_or_fail()
+        duties = [
+            asyncio.create_task(self._endure(self._ring_bell)),
+            asyncio.create_task(self._endure(self._clean)),
+        ]
+        pumps = [asyncio.create_task(self._pump(pump)) for pump in self.pumps]
+        leases = asyncio.create_task(self._endure(keeper.run))
+        try:
+            await self._stopping.wait()
+            for pump in self.pumps:
+                pump.stir()
+            await asyncio.wait(pumps, timeout=self._settings.stop_timeout)
+            await self.finish(0.0 if self._hurry else self._settings.stop_timeout)
+        finally:
+            await _cancel(*duties, *pumps, leases)
+
+    async def finish(self, timeout: float) -> None:
+        """Wait for what is in flight, settle it, and give the leases back. What is not over by then keeps its lease
+        until it expires."""
+        if self._finished:
+            return
+        self._finished = True
+        clean = False
+        with contextlib.suppress(PostroomError):
+            for pump in self.pumps:
+                pump.plan.leave(list(pump.plan.slots))
+            clean = all([await pump.finish(timeout) for pump in self.pumps])
+            await self._keeper_or_fail().release_all()
+        self.notice(events.Stopped(outbox=self._name, relay=self._relay, clean=clean))
+
+    async def drain(self) -> None:
+        """Until nothing is due."""
+        if not self._settings.enabled:
+            return
+        keeper = self._keeper_or_fail()
+        await keeper.tick()
+        give_up = self._clock.monotonic() + self._settings.lease_ttl + 1
+        leases = asyncio.create_task(self._endure(keeper.run))
+        try:
+            while not self._stopping.is_set():
+                await self._pump_until_idle()
+                if self._clock.monotonic() >= give_up or not await self._others_have_rows():
+                    return
+                await self._sleep(min(0.1, self._settings.lease_ttl / 10))
+                keeper.woken.set()
+                await asyncio.sleep(0)
+        finally:
+            await _cancel(leases)
+
+    async def _pump_until_idle(self) -> None:
+        rung = False
+        while not self._stopping.is_set():
+            for pump in self.pumps:
+                pump.stirred.clear()
+            busy = False
+            for pump in self.pumps:
+                busy |= await pump.step()
+            if busy:
+                rung = False
+                await asyncio.sleep(0)
+            elif any(pump.in_flight for pump in self.pumps):
+                await asyncio.wait([asyncio.create_task(pump.rest()) for pump in self.pumps],
+                                   return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+            elif rung:
+                return
+            else:  # one more look at everything before saying that nothing is left
+                rung = True
+                for pump in self.pumps:
+                    pump.ring()
+
+    async def _others_have_rows(self) -> bool:
+        """Whether there is something to deliver in slots that we do not own: their owner is alive, or its lease ends."""
+        ours = {slot for pump in self.pumps for slot in pump.plan.slots}
+        foreign = [Range(slot, 0, 1) for slot in range(SLOTS) if slot not in ours]
+        return bool(foreign) and bool((await self._store.fetch(foreign)).messages)
+
+    async def _pump(self, pump: Pump) -> None:
+        pause = Pause()
+        while not self._stopping.is_set():
+            pump.stirred.clear()
+            try:
+                busy = await pump.step()
+            except Exception as error:  # a relay outlives whatever its database does
+                self._down(error)
+                await self._sleep(pause.next())
+                pump.ring()
+                continue
+            self._up()
+            pause.reset()
+            if busy:
+                await asyncio.sleep(0)
+            else:
+                await pump.rest()
+            if self._keeper is not None and pump.plan.left():
+                self._keeper.woken.set()
+
+    async def _endure(self, duty: Callable[[], Awaitable[None]]) -> None:
+        """Run a duty for ever; when the database fails it, pause and begin again."""
+        pause = Pause(longest=min(5.0, self._settings.renew_interval))
+        while True:
+            began = self._clock.monotonic()
+            try:
+                await duty()
+            except Exception as error:
+                self._down(error)
+                if self._keeper is not None:
+                    self._keeper.expire(self._clock.monotonic())
+            if self._clock.monotonic() - began > 10:
+                pause.reset()
+            await self._sleep(pause.next())
+
+    # -------------------------------------------------------------------------------------------- the duties
+
+    async def _ring_bell(self) -> None:
+        wakeup = self._store.wakeup(self._settings.poll_interval)
+        if self._keeper is not None:
+            self._keeper.woken_by = wakeup.name
+        while True:
+            if await wakeup.wait(self._settings.idle_interval):
+                self._ring_now()
+
+    async def _clean(self) -> None:
+        """The owner of slot 0 cleans, in bounded batches with pauses between, so that delivery goes first."""
+        await asyncio.sleep(self._settings.clean_interval * random.uniform(0.1, 1.0))  # noqa: S311 - no secret
+        limit = self._settings.clean_batch
+        while self.pumps and 0 in self.pumps[0].plan.slots:
+            count = await self._store.clean(retention=self._settings.retention, limit=limit)
+            self.notice(events.Cleaned(outbox=self._name, count=count))
+            if count < limit:
+                break
+            await asyncio.sleep(0.1)
+
+    # -------------------------------------------------------------------------------------------- from outside
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Do it on the relay's loop; from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # closed since
+                loop.call_soon_threadsafe(function)
+
+    def ring(self) -> None:
+        self.call(self._ring_now)
+
+    def _ring_now(self) -> None:
+        for pump in self.pumps:
+            pump.ring()
+
+    def ask_to_stop(self) -> None:
+        """The second time, do not wait for what is in flight."""
+        self._hurry = self._stopping.is_set()
+        self.call(self._stopping.set)
+
+    def pause(self, globs: Globs) -> None:
+        for pump in self.pumps:
+            pump.plan.pause(globs)
+            pump.stir()
+
+    async def delivered(self, id: str) -> bool:
+        """True once it is delivered, False if it is dead or discarded."""
+        seen = False
+        while True:
+            if id in self._recent:
+                return self._recent[id]
+            future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(id, []).append(future)
+            try:
+                async with asyncio.timeout(self._settings.idle_interval):
+                    return await future
+            except TimeoutError:
+                entry = await self._store.entry(id)
+            finally:
+                self._stop_waiting(id, future)
+            if entry is not None and entry.state in ("dead", "discarded"):
+                return False
+            if (entry is None and seen) or (entry is not None and entry.state in ("delivered", "superseded")):
+                return True
+            seen = seen or entry is not None
+
+    def _stop_waiting(self, id: str, future: asyncio.Future[bool]) -> None:
+        waiting = self._waiting.get(id, [])
+        if future in waiting:
+            waiting.remove(future)
+        if not waiting:
+            self._waiting.pop(id, None)
+
+    def notice(self, event: events.Event) -> None:
+        if isinstance(event, events.Delivered):
+            for message in event.messages[-REMEMBERED:] if not self._waiting else event.messages:
+                self._outcome(message.id, True)
+            while len(self._recent) > REMEMBERED:
+                self._recent.popitem(last=False)
+        elif isinstance(event, events.Died):
+            self._outcome(event.message.id, False)
+        for observer in self._observers:
+            try:
+                observer.notice(event)
+            except Exception:
+                log.exception("the observer %r failed", observer)
+
+    def _outcome(self, id: str, delivered: bool) -> None:
+        self._recent[id] = delivered
+        for future in self._waiting.pop(id, ()) if self._waiting else ():
+            if not future.done():
+                future.set_result(delivered)
+
+    # -------------------------------------------------------------------------------------------- trouble
+
+    def _down(self, error: BaseException) -> None:
+        if not self._is_down:
+            self._is_down = True
+            if not isinstance(error, PostroomError):
+                log.error("unexpected error", exc_info=error)
+            self.notice(events.StoreDown(outbox=self._name, error=describe(error)))
+
+    def _up(self) -> None:
+        if self._is_down:
+            self._is_down = False
+            self.notice(events.StoreUp(outbox=self._name))
+
+    async def _sleep(self, pause: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._stopping.wait()
+
+    def _keeper_or_fail(self) -> LeaseKeeper:
+        if self._keeper is None:
+            raise StoreUnavailable("the relay was stopped before the database answered")
+        return self._keeper
+
+
+class Pause:
+    """Growing, jittered pauses between tries."""
+
+    def __init__(self, shortest: float = 0.05, longest: float = 5.0) -> None:
+        self._shortest, self._longest, self._length = shortest, longest, shortest
+
+    def next(self) -> float:
+        length, self._length = self._length, min(self._longest, self._length * 2)
+        return length * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+    def reset(self) -> None:
+        self._length = self._shortest
+
+
+def _never() -> Breaker:
+    return Breaker(initial=1.0, cap=1.0, trip_after=1, state="tripped", until=float("inf"))
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

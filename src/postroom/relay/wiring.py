@@ -1,0 +1,96 @@
+"""From what the user gave (URLs, objects, callables) to stores and publishers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from .. import registry
+from ..errors import ConfigurationError
+from ..outbox import Outbox
+from ..ports import Publisher, Store
+from ..redact import redact
+from ..routing import Routes
+
+
+def new_relay_id() -> str:
+    return f"{socket.gethostname()[:32]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A destination: its name, and how to get its publisher when the relay starts."""
+
+    name: str
+    make: Callable[[], Publisher]
+    ours: bool
+    """Whether the relay closes what it made."""
+
+
+def store_for(store: str | Store, outbox: Outbox) -> Store:
+    if not isinstance(store, str):
+        return store
+    kind = registry.load(registry.STORES, registry.scheme_of(store))
+    return kind(store, name=outbox.name, prefix=outbox.tables.prefix, schema=outbox.schema)
+
+
+def targets_for(publishers: Any, unavailable: tuple[type[BaseException], ...], concurrency: int) -> Routes[Target]:
+    """Each distinct URL or object becomes one destination, however many globs lead to it."""
+    given: dict[str, Any]
+    if isinstance(publishers, Mapping):
+        given = dict(cast("Mapping[str, Any]", publishers))
+    else:
+        given = {"*": publishers}
+    if not given:
+        raise ConfigurationError("a relay needs a publisher, or routes such as {'orders.*': 'stdout:'}")
+    made: dict[object, Target] = {}
+    routes: dict[str, Target] = {}
+    for glob, publisher in given.items():
+        identity = publisher if isinstance(publisher, str) else id(publisher)
+        if identity not in made:
+            made[identity] = _target(publisher, unavailable, concurrency, {target.name for target in made.values()})
+        routes[glob] = made[identity]
+    return Routes(routes)
+
+
+def _target(publisher: Any, unavailable: tuple[type[BaseException], ...], concurrency: int, taken: set[str]) -> Target:
+    if isinstance(publisher, str):
+        url = publisher
+        kind = registry.load(registry.PUBLISHERS, registry.scheme_of(url))
+        kind(url)  # a bad URL is an error now, not when the relay runs; constructors do no I/O
+        return Target(_unique(redact(url), taken), lambda: kind(url), True)
+    if hasattr(publisher, "publish") and hasattr(publisher, "features"):
+        return Target(_unique(_name_of(publisher), taken), lambda: publisher, False)
+    if callable(publisher):
+        kind = registry.load(registry.PUBLISHERS, "callable")
+        return Target(
+            _unique(_name_of(publisher), taken),
+            lambda: kind(publisher, concurrency=concurrency, unavailable=unavailable),
+            True,
+        )
+    raise ConfigurationError(
+        f"{publisher!r} is no publisher: give a URL such as 'stdout:', a callable that takes a message, or an object "
+        "with `publish` and `features`"
+    )
+
+
+def _name_of(publisher: Any) -> str:
+    given = getattr(publisher, "name", None)
+    if isinstance(given, str) and given:
+        return redact(given)
+    if hasattr(publisher, "func"):  # functools.partial
+        return _name_of(publisher.func)
+    source = publisher if hasattr(publisher, "__qualname__") else type(publisher)
+    return f"{source.__module__}.{source.__qualname__}"[:200]
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    number, unique = 1, name
+    while unique in taken:
+        number += 1
+        unique = f"{name}#{number}"
+    return unique

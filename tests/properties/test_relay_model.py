@@ -1,0 +1,315 @@
+"""G1 to G7 hold whatever happens: generated histories of commits, rollbacks, crashes, outages and time."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from postroom.errors import StoreUnavailable
+from postroom.message import Message
+from postroom.outbox import Outbox
+from postroom.ports import Query, Store
+from postroom.stores.memory import MemoryStore
+from postroom.stores.sqlite import SqliteStore
+from postroom.testing.clock import FakeClock
+
+from .relay_model import BLOCK, TOPICS, Crash, SimulatedRelay, World, live, owners, turn_the_loop
+
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+KEYS = st.sampled_from(["k1", "k2", "k3", None])
+ATTEMPTS = 6
+NUMBERS = st.integers(0, 2)
+
+
+class RelayMachine(RuleBasedStateMachine):
+    """Three relays may be alive at a time. Every rule leaves the world in a state that must be sound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = FakeClock()
+        self.world = World()
+        self.outbox = Outbox(clock=self.clock)
+        self.store = self.make_store()
+        self.relays: list[SimulatedRelay | None] = [None, None, None]
+        self.born = 0
+        self.dead: set[str] = set()
+        self.run(self.store.open(claim="slots"))
+        self.added = 0
+
+    def make_store(self) -> Store:
+        return MemoryStore(clock=self.clock)
+
+    def write(self, messages: list[Message], *, commit: bool) -> None:
+        try:
+            with self.store.begin() as transaction:  # type: ignore[attr-defined]
+                self.outbox.add_many(transaction, messages)
+                if not commit:
+                    raise Crash
+        except Crash:
+            pass
+
+    def run(self, action: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(action)
+
+    # ------------------------------------------------------------------------------- the applications
+
+    @rule(topic=st.sampled_from(TOPICS), keys=st.lists(KEYS, min_size=1, max_size=6), poison=st.integers(0, 9))
+    def commit(self, topic: str, keys: list[str | None], poison: int) -> None:
+        messages = [Message(topic=topic, payload=b"x", key=key) for key in keys]
+        self.write(messages, commit=True)
+        for number, message in enumerate(messages):
+            self.world.commit(message)
+            # More of them, each at the head of a key, would rightly be taken for an outage.
+            if number == poison and len(self.world.poison) < 3:
+                self.world.poison.add(message.id)
+
+    @rule(topic=st.sampled_from(TOPICS), keys=st.lists(KEYS, min_size=1, max_size=3))
+    def roll_back(self, topic: str, keys: list[str | None]) -> None:
+        self.write([Message(topic=topic, payload=b"x", key=key) for key in keys], commit=False)
+
+    @rule()
+    def write_many_of_one_key(self) -> None:
+        messages = [Message(topic=BLOCK, payload=b"x", key="k1") for _ in range(15)]
+        self.write(messages, commit=True)
+        for message in messages:
+            self.world.commit(message)
+
+    # ------------------------------------------------------------------------------- the relays
+
+    @initialize()
+    def begin(self) -> None:
+        self.start(0)
+
+    @rule(number=NUMBERS)
+    def start(self, number: int) -> None:
+        if self.relays[number] is None:
+            self.born += 1
+            relay = SimulatedRelay(self.store, self.world, self.clock, self.is_dead, self.born)
+            self.run(relay.open())
+            self.relays[number] = relay
+            self.act(number, relay.tick())
+
+    @rule(number=NUMBERS)
+    def tick(self, number: int) -> None:
+        if (relay := self.relays[number]) is not None:
+            self.act(number, relay.tick())
+
+    @rule(number=NUMBERS, times=st.integers(1, 4))
+    def step(self, number: int, times: int) -> None:
+        for _ in range(times):
+            if (relay := self.relays[number]) is not None:
+                self.act(number, relay.step())
+
+    @rule(
+        number=NUMBERS,
+        calls=st.integers(0, 6),
+        moment=st.sampled_from(["before", "after"]),
+        error=st.sampled_from([Crash, StoreUnavailable]),
+    )
+    def trouble_ahead(self, number: int, calls: int, moment: str, error: type[BaseException]) -> None:
+        if (relay := self.relays[number]) is not None:
+            relay.store.fault = (calls, moment, error)
+
+    @rule(number=NUMBERS)
+    def kill(self, number: int) -> None:
+        if (relay := self.relays[number]) is not None:
+            self.relays[number] = None
+            self.run(relay.crash())
+
+    @rule(number=NUMBERS)
+    def stop(self, number: int) -> None:
+        if (relay := self.relays[number]) is not None:
+            self.relays[number] = None
+            self.act(number, relay.stop())
+
+    @rule(number=NUMBERS, topic=st.sampled_from(TOPICS), keys=st.lists(KEYS, min_size=1, max_size=6))
+    def oversleep(self, number: int, topic: str, keys: list[str | None]) -> None:
+        """A relay is stopped (SIGSTOP) for longer than its lease, right after a refusal; the others take over."""
+        self.start(number)
+        self.commit(topic, keys, poison=0)
+        self.step(number, 1)
+        self.clock.advance(16)
+        for other in range(3):
+            if other != number:
+                self.tick(other)
+                self.step(other, 2)
+        self.step(number, 1)
+
+    def act(self, number: int, action: Awaitable[Any]) -> None:
+        """A relay that crashes inside its action is gone, and so is all it knew."""
+        relay = self.relays[number]
+        try:
+            self.run(action)
+        except Crash:
+            self.relays[number] = None
+            if relay is not None:
+                self.run(relay.crash())
+
+    # ------------------------------------------------------------------------------- destination, time, operators
+
+    @rule()
+    def go_down(self) -> None:
+        self.world.down = True
+
+    @rule()
+    def come_up(self) -> None:
+        self.world.down = self.world.refusing = False
+
+    @rule()
+    def refuse_everything(self) -> None:
+        self.world.refusing = True
+
+    @rule()
+    def hang(self) -> None:
+        self.world.hanging = True
+
+    @rule()
+    def unhang(self) -> None:
+        """What hung goes through after all, however late."""
+        self.world.hanging = False
+        hung, self.world.hung = self.world.hung, []
+        for future in hung:
+            if not future.done():
+                future.set_result(None)
+        self.run(turn_the_loop())
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 4.0, 16.0, 130.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @precondition(lambda self: self.world.poison)
+    @rule()
+    def mend_and_revive(self) -> None:
+        """An operator fixes what was wrong with the messages and revives the dead."""
+        self.world.poison.clear()
+        self.run(self.store.revive(sorted(self.dead_ids())))
+
+    @rule()
+    def clean(self) -> None:
+        self.run(self.store.clean(retention=None, limit=100))
+
+    # ------------------------------------------------------------------------------- what must hold
+
+    def is_dead(self, id: str) -> bool:
+        return id in self.dead_ids()
+
+    def dead_ids(self) -> set[str]:
+        # asked from inside a publisher too, where the loop runs already: a store answers without waiting for anything
+        return self.run_inline(self.store.entries(Query(state="dead", limit=10_000)))
+
+    def run_inline(self, action: Any) -> set[str]:
+        if not self.loop.is_running():
+            return {entry.message.id for entry in self.run(action)}
+        try:
+            action.send(None)
+        except StopIteration as result:
+            return {entry.message.id for entry in result.value}
+        raise AssertionError("a store that has to wait cannot be asked from inside a publisher")
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        assert not self.world.problems, self.world.problems[0]
+
+    @invariant()
+    def no_slot_has_two_owners(self) -> None:
+        owned = [relay.owned() for relay in live(self.relays)]
+        assert sum(map(len, owned)) == len(set().union(*owned) if owned else ()), "two relays own one slot"
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        there = {entry.message.id for entry in self.run(self.store.entries(Query(limit=100_000)))}
+        lost = set(self.world.committed) - self.world.first - there
+        assert not lost, f"lost: {sorted(lost)[:3]}"
+
+    def teardown(self) -> None:
+        try:
+            self.heal_and_check()
+        finally:
+            for relay in live(self.relays):
+                self.run(relay.crash())
+            self.run(self.store.close())
+            self.run(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def heal_and_check(self) -> None:
+        """All is well again, one fresh relay runs: everything goes out but the dead and what they hold."""
+        self.unhang()
+        self.come_up()
+        for number in range(3):
+            self.kill(number)
+        self.clock.advance(20)
+        self.start(0)
+        for _ in range(14):
+            for _ in range(60):
+                relay = self.relays[0]
+                assert relay is not None
+                if not self.run(relay.step()) and not self.run(relay.step()):
+                    break
+            self.clock.advance(4.9)
+            self.run(relay.tick())
+            self.clock.advance(130)
+            self.kill(0)
+            self.start(0)
+            self.nothing_is_wrong()
+        self.check_all_went_out()
+
+    def check_all_went_out(self) -> None:
+        dead = self.dead_ids()
+        for id in dead:
+            assert self.world.earned(id) >= ATTEMPTS, f"{id} is dead after {self.world.earned(id)} failures"
+        for (topic, key), ids in self.world.order.items():
+            blocked = False
+            for id in ids:
+                blocked |= topic == BLOCK and key is not None and id in dead
+                if not blocked and id not in dead:
+                    assert id in self.world.first, f"{id} ({topic}, {key}) never went out"
+        self.nothing_is_lost()
+
+
+class SqliteRelayMachine(RelayMachine):
+    """The same over SQLite."""
+
+    def make_store(self) -> Store:
+        self.folder = Path(tempfile.mkdtemp(prefix="postroom-model-"))
+        import sqlite3
+
+        self.connection = sqlite3.connect(self.folder / "app.db", timeout=5)
+        self.store_url = f"sqlite:///{self.folder / 'app.db'}"
+        return SqliteStore(self.store_url, clock=self.clock)
+
+    def write(self, messages: list[Message], *, commit: bool) -> None:
+        self.outbox.add_many(self.connection, messages)
+        if commit:
+            self.connection.commit()
+        else:
+            self.connection.rollback()
+
+    def dead_ids(self) -> set[str]:
+        return {row[0] for row in self.connection.execute("SELECT id FROM postroom_dead")}
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.connection.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestRelayOverMemory = RelayMachine.TestCase
+TestRelayOverMemory.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES
+)
+TestRelayOverSqlite = SqliteRelayMachine.TestCase
+TestRelayOverSqlite.settings = settings(
+    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES
+)
+_ = owners
