@@ -17,7 +17,7 @@ from postroom.message import Message
 from postroom.ports import Batch, Beat, Features, Settlement, Store
 from postroom.relay.session import Session
 from postroom.relay.wiring import Target
-from postroom.routing import Routes
+from postroom.routing import Globs, Routes
 from postroom.settings import Settings
 from postroom.testing.clock import FakeClock
 
@@ -40,7 +40,8 @@ class World:
     poison: set[str] = field(default_factory=set)
     refusals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     outages: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    down: bool = False
+    down: set[str] = field(default_factory=set)
+    """Topics whose destination is down."""
     refusing: bool = False
     """An outage that looks like bad messages."""
     hanging: bool = False
@@ -97,7 +98,7 @@ class Destination:
             lane = (message.topic, message.key or message.id)
             if lane in failed:
                 batch.answer(message, NotAttempted("one before it failed"))
-            elif world.down:
+            elif message.topic in world.down:
                 world.outages[message.id] += 1
                 failed.add(lane)
                 batch.answer(message, DestinationUnavailable("down"))
@@ -190,7 +191,7 @@ class SimulatedRelay:
             relay=f"relay-{number}",
             name="default",
             store=self.store,  # type: ignore[arg-type]
-            publishers=Routes({"*": Target("destination", lambda: destination, False)}),
+            publishers=Routes({topic: Target(topic, lambda: destination, False) for topic in TOPICS}),
             settings=Settings.of(
                 batch_size=6, lease_ttl=15, publish_timeout=5, on_dead={CONTINUE: "continue"}, retry="steps 0s 1s 5s 30s 2m"
             ),
@@ -223,6 +224,9 @@ class SimulatedRelay:
         """Slots that this relay believes it may publish for."""
         slots = self.session.pumps[0].plan.slots.values()
         return {slot.number for slot in slots if slot.deadline > self.clock.monotonic()}
+
+    def pause(self, *topics: str) -> None:
+        self.session.pause(Globs(topics))
 
     async def crash(self) -> None:
         """Everything in memory is gone; what hangs at the destination never comes back to us."""

@@ -76,9 +76,9 @@ class RelayMachine(RuleBasedStateMachine):
     def roll_back(self, topic: str, keys: list[str | None]) -> None:
         self.write([Message(topic=topic, payload=b"x", key=key) for key in keys], commit=False)
 
-    @rule()
-    def write_many_of_one_key(self) -> None:
-        messages = [Message(topic=BLOCK, payload=b"x", key="k1") for _ in range(15)]
+    @rule(topic=st.sampled_from(TOPICS), keys=st.lists(KEYS, min_size=1, max_size=2))
+    def write_many(self, topic: str, keys: list[str | None]) -> None:
+        messages = [Message(topic=topic, payload=b"x", key=key) for _ in range(20) for key in keys]
         self.write(messages, commit=True)
         for message in messages:
             self.world.commit(message)
@@ -119,6 +119,11 @@ class RelayMachine(RuleBasedStateMachine):
         if (relay := self.relays[number]) is not None:
             relay.store.fault = (calls, moment, error)
 
+    @rule(number=NUMBERS, topics=st.sets(st.sampled_from(TOPICS)))
+    def pause(self, number: int, topics: set[str]) -> None:
+        if (relay := self.relays[number]) is not None:
+            relay.pause(*topics)
+
     @rule(number=NUMBERS)
     def kill(self, number: int) -> None:
         if (relay := self.relays[number]) is not None:
@@ -156,13 +161,14 @@ class RelayMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------- destination, time, operators
 
-    @rule()
-    def go_down(self) -> None:
-        self.world.down = True
+    @rule(topic=st.sampled_from(TOPICS))
+    def go_down(self, topic: str) -> None:
+        self.world.down.add(topic)
 
     @rule()
     def come_up(self) -> None:
-        self.world.down = self.world.refusing = False
+        self.world.down.clear()
+        self.world.refusing = False
 
     @rule()
     def refuse_everything(self) -> None:

@@ -23,6 +23,8 @@ class Barrier:
     """Rows met in the hot table are moved to parked."""
     parked: bool = False
     """There may be rows in parked; they go before any in the hot table."""
+    unsettled: int = 0
+    """Rows that are being parked, which a read of parked rows would not find yet."""
     cursor: int = 0
     """How far the parked rows were read."""
     exhausted: bool = False
@@ -38,6 +40,9 @@ class Barrier:
         """From now on rows are parked; returns where to read again, so that those skipped are met once more."""
         first, self.parking, self.skipped_from = self.skipped_from, True, None
         return first
+
+    def can_be_drained(self) -> bool:
+        return self.parked and not self.exhausted and self.unsettled == 0
 
     def start_draining(self) -> None:
         self.parking, self.parked, self.exhausted, self.cursor = False, True, False, 0
@@ -55,6 +60,8 @@ class HeldKey(Barrier):
     """When the message may be tried again, by this process's monotonic clock."""
     trying: bool = False
     """Its message is in memory, to be tried."""
+    provisional: bool = False
+    """Only until the death of its message is written down."""
     finishing: bool = False
     """Asked the store to drop the hold."""
 
@@ -70,7 +77,7 @@ class HeldKey(Barrier):
     def lasts(self, now: float) -> bool:
         if self.status == "retry":
             return self.due is not None and self.due - now > PARK_AFTER
-        return self.status == "dead"
+        return self.status == "dead" and not self.provisional
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

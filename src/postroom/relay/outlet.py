@@ -17,6 +17,7 @@ class Lane:
 
     name: Hashable
     slot: int
+    topic: str
     outlet: Outlet
     latest_only: bool = False
     waiting: deque[Message] = field(default_factory=deque[Message])

@@ -162,7 +162,7 @@ class Plan:
     def pause(self, globs: Globs) -> None:
         self._paused = globs
         for lane in list(self._lanes.values()):
-            if lane.waiting and lane.waiting[0].topic in globs:
+            if lane.waiting and lane.topic in globs:
                 self._drop_waiting(lane)
 
     def wants(self, now: float) -> list[Range]:
@@ -194,8 +194,8 @@ class Plan:
         for message in fetched.messages:
             counts[message.slot] += 1
             slot = slots.get(message.slot)
-            if slot is None:
-                continue
+            if slot is None or (slot.rewind_to is not None and message.position > slot.rewind_to):
+                continue  # what lies beyond a rewind is read again, in order
             if message.position > slot.cursor:
                 slot.cursor = message.position
             if message.position not in known and not slot.leaving:
@@ -250,11 +250,11 @@ class Plan:
     def parked_wants(self) -> list[tuple[Gate, int, int]]:
         """Which parked rows to read: (gate, after, limit)."""
         size = self._settings.batch_size
-        barriers = [*self._draining.values(), *self._open_topics()]
+        barriers = [*self._draining.values(), *self._unpaused_topics()]
         return [
             (barrier.name, barrier.cursor, size)
             for barrier in barriers
-            if barrier.parked and not barrier.exhausted and self._has_room(barrier.name.topic)
+            if barrier.can_be_drained() and self._has_room(barrier.name.topic)
         ]
 
     def take_parked(self, gate: Gate, messages: Sequence[Message], limit: int, now: float) -> None:
@@ -367,8 +367,16 @@ class Plan:
             self._forget(message)
         for gate in settlement.released:
             self._released(gate, gate in result.still_parked)
+        for dead in settlement.dead:
+            held = self._held_by(dead.message)
+            if held is not None and held.provisional:
+                self._open(held)
         for refund in settlement.refunds:
             self._refunded(refund.message)
+        for gate, _ in settlement.parked:
+            barrier = self._barrier(gate)
+            if barrier is not None:
+                barrier.unsettled = max(0, barrier.unsettled - 1)
         self._under_way = None
         self.lose(result.refused)
 
@@ -400,8 +408,8 @@ class Plan:
             return
         held = None if message.key is None else self.held.get((message.topic, message.key))
         if gate.key is None and held is not None:
-            held.parked = True
-            self._settlement.parked.append((held.name, message))
+            if held.status != "releasing":  # else it reads them itself
+                self._park(held, message)
             return
         self._from_parked.add(message.position)
         self._enter(message, slot)
@@ -411,7 +419,7 @@ class Plan:
         name = _lane_name(message)
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(name, slot.number, outlet, latest_only)
+            lane = self._lanes[name] = Lane(name, slot.number, message.topic, outlet, latest_only)
         self._record(message, slot)
         outlet.in_memory += 1
         if latest_only and lane.waiting:
@@ -460,12 +468,16 @@ class Plan:
 
     def _skip(self, barrier: HeldKey | ClosedTopic, message: Message, slot: Slot, now: float) -> None:
         if barrier.parking:
-            barrier.parked = True
-            self._settlement.parked.append((barrier.name, message))
+            self._park(barrier, message)
             return
         barrier.skip(message.position)
-        if barrier.skipped > self._settings.batch_size // 2 and barrier.lasts(now):
+        if isinstance(barrier, HeldKey) and barrier.skipped > self._settings.batch_size // 2 and barrier.lasts(now):
             slot.rewind(barrier.start_parking())
+
+    def _park(self, barrier: HeldKey | ClosedTopic, message: Message) -> None:
+        barrier.parked, barrier.exhausted = True, False
+        barrier.unsettled += 1
+        self._settlement.parked.append((barrier.name, message))
 
     def _is_closed(self, message: Message) -> bool:
         if self._paused and message.topic in self._paused:
@@ -498,7 +510,7 @@ class Plan:
         if topic in self._paused or not self._has_room(topic) or self._route(topic).breaker.state != "closed":
             closed.open = False
             if not closed.parking and closed.skipped > self._settings.batch_size // 2 and closed.lasts(now):
-                slot.rewind(closed.start_parking())
+                self._start_parking_topic(closed, slot)
         elif not closed.open:
             closed.open = True
             if closed.parked:
@@ -508,6 +520,16 @@ class Plan:
         elif not closed.parked and closed.skipped_from is None and not slot.full and not slot.stale:
             del slot.closed_topics[topic]
 
+    def _start_parking_topic(self, closed: ClosedTopic, slot: Slot) -> None:
+        """Parked rows of a key go before its hot ones, so nothing of the topic may be left in memory from there."""
+        topic = closed.name.topic
+        lanes = [lane for lane in self._lanes.values() if lane.slot == slot.number and lane.topic == topic]
+        if any(lane.flying for lane in lanes):
+            return
+        for lane in lanes:
+            self._drop_waiting(lane)
+        slot.rewind(closed.start_parking())
+
     def _catch_up(self, barrier: HeldKey | ClosedTopic, slot: Slot) -> None:
         slot.rewind(barrier.skipped_from)
         barrier.skipped_from, barrier.skipped = None, 0
@@ -515,10 +537,15 @@ class Plan:
     def _has_room(self, topic: str) -> bool:
         return self._route(topic).in_memory < self._window
 
-    def _open_topics(self) -> list[ClosedTopic]:
+    def _unpaused_topics(self) -> list[ClosedTopic]:
+        """Their parked rows come into memory even while the destination is tripped: something must be there to probe
+        it with."""
         return [
-            closed for slot in self.slots.values() for closed in slot.closed_topics.values() if closed.open
-        ]  # fmt: skip
+            closed
+            for slot in self.slots.values()
+            for topic, closed in slot.closed_topics.items()
+            if topic not in self._paused
+        ]
 
     def _barrier(self, gate: Gate) -> HeldKey | ClosedTopic | None:
         if gate.key is not None:
@@ -688,19 +715,19 @@ class Plan:
             current.attempt = failure.attempts + 1
         if message.slot not in self.slots:
             return
-        held = self.held.get((message.topic, message.key)) if message.key is not None else None
-        if held is not None and held.message_id == message.id:
+        held = self._held_by(message)
+        if held is not None:
             held.attempts = failure.attempts
             if message.id != current.id:
-                held.status, held.due, held.parking = "retry", now, False
+                held.status, held.due, held.parking, held.provisional = "retry", now, False, False
         if message.id != current.id or held is not None:
             self._settlement.refunds.append(Refund(message, failure.attempts))
 
     def _refunded(self, message: Message) -> None:
         """The row is back at its place: on hold and due, or in the hot table."""
-        held = self.held.get((message.topic, message.key)) if message.key is not None else None
+        held = self._held_by(message)
         slot = self.slots.get(message.slot)
-        if held is not None and held.message_id == message.id:
+        if held is not None:
             self._await_due(held)
         elif slot is not None and message.key is not None:
             slot.rewind(message.position)
@@ -720,16 +747,22 @@ class Plan:
         holding = may_hold and message.key is not None and self._blocks(message)
         revive_after = self._settings.revive_after.value_for(message.topic, message.type)
         self._settlement.dead.append(Dead(message, message.attempt, reason, error, holding, revive_after))
-        held = None if message.key is None else self.held.get((message.topic, message.key))
         if holding:
             self._hold(message, "dead", now, None)
-        elif held is not None and held.message_id == message.id:
+        elif may_hold and message.key is not None:
+            # Later ones may go on, but only once it is written down: after a crash it would be tried again, behind them.
+            self._hold(message, "dead", now, None).provisional = True
+        elif (held := self._held_by(message)) is not None:
             self._open(held)
+
+    def _held_by(self, message: Message) -> HeldKey | None:
+        held = None if message.key is None else self.held.get((message.topic, message.key))
+        return held if held is not None and held.message_id == message.id else None
 
     def _blocks(self, message: Message) -> bool:
         return message.sequence is not None or self._settings.blocks(message.topic, message.type, message.key)
 
-    def _hold(self, message: Message, status: Literal["retry", "dead"], now: float, due: float | None) -> None:
+    def _hold(self, message: Message, status: Literal["retry", "dead"], now: float, due: float | None) -> HeldKey:
         was = self.held.get((message.topic, message.key))
         gate = Gate(message.slot, message.topic, message.key)
         held = HeldKey(
@@ -739,8 +772,10 @@ class Plan:
         if was is not None:
             held.parked, held.skipped_from = held.parked or was.parked, was.skipped_from
             held.skipped, held.skipped_to = was.skipped, was.skipped_to
+            held.unsettled = was.unsettled
             self._draining.pop(was.name, None)
         self._remember(held)
+        return held
 
     # -------------------------------------------------------------------------------------------- the lanes
 
@@ -768,7 +803,7 @@ class Plan:
 
     def _is_behind(self, lane: Lane, held: HeldKey | None) -> bool:
         """Whether what waits in the lane must not go on."""
-        if self._paused and lane.waiting[0].topic in self._paused:
+        if self._paused and lane.topic in self._paused:
             return True
         if held is None or held.status == "releasing":
             return False
@@ -806,8 +841,8 @@ class Plan:
             held.trying = False
             self._await_due(held)
         elif parked and held is not None:
-            held.parked, held.exhausted, held.cursor = True, False, 0
-            self._settlement.parked.append((held.name, message))
+            held.cursor = 0
+            self._park(held, message)
         elif parked:
             self._reread_parked(message, slot)
         elif held is not None:
