@@ -4,6 +4,7 @@ Write messages in the transaction that changes your data (`Outbox`), deliver the
 (`Desk`).
 """
 
+from .desk import Desk
 from .errors import (
     ConfigurationError,
     DestinationUnavailable,

@@ -28,8 +28,8 @@ def load(group: str, name: str) -> Any:
     kind = "publisher" if group == PUBLISHERS else "store"
     known = names(group)
     near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigurationError(f"no {kind} is registered for {name!r}{hint} Known: {', '.join(known) or 'none'}.")
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigurationError(f"no {kind} is registered for {name!r}: {hint}known are {', '.join(known) or 'none'}")
 
 
 def scheme_of(url: str) -> str:

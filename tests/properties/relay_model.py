@@ -193,7 +193,11 @@ class SimulatedRelay:
             store=self.store,  # type: ignore[arg-type]
             publishers=Routes({topic: Target(topic, lambda: destination, False) for topic in TOPICS}),
             settings=Settings.of(
-                batch_size=6, lease_ttl=15, publish_timeout=5, on_dead={CONTINUE: "continue"}, retry="steps 0s 1s 5s 30s 2m"
+                batch_size=6,
+                lease_ttl=15,
+                publish_timeout=5,
+                on_dead={CONTINUE: "continue"},
+                retry="steps 0s 1s 5s 30s 2m",
             ),
             clock=clock,
             observers=(),

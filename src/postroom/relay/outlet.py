@@ -11,23 +11,40 @@ from ..ports import Features
 from .breaker import Breaker
 
 
-@dataclass(slots=True, eq=False)
 class Lane:
-    """The messages of one (topic, key) that are in memory, in order; a message without a key is a lane of its own."""
+    """The messages of one (topic, key) that are in memory, in order; a message without a key is a lane of its own.
 
-    name: Hashable
-    slot: int
-    topic: str
-    outlet: Outlet
-    latest_only: bool = False
-    waiting: deque[Message] = field(default_factory=deque[Message])
-    flying: deque[Message] = field(default_factory=deque[Message])
-    answers: dict[int, BaseException | None] = field(default_factory=dict[int, BaseException | None])
-    """Of flying messages that were answered before one in front of them."""
-    returned: list[Message] = field(default_factory=list[Message])
-    queued: bool = False
-    lost: bool = False
-    """The slot went to another relay while this was flying: only deliveries still count."""
+    A plain class because one is made for every few messages: `answers` is only there when it is needed.
+    """
+
+    __slots__ = (
+        "answers",
+        "flying",
+        "latest_only",
+        "lost",
+        "name",
+        "outlet",
+        "queued",
+        "returned",
+        "slot",
+        "topic",
+        "waiting",
+    )
+
+    def __init__(self, name: Hashable, slot: int, topic: str, outlet: Outlet, latest_only: bool) -> None:
+        self.name = name
+        self.slot = slot
+        self.topic = topic
+        self.outlet = outlet
+        self.latest_only = latest_only
+        self.waiting: list[Message] = []
+        self.flying: list[Message] = []
+        self.returned: list[Message] = []
+        self.answers: dict[int, BaseException | None] | None = None
+        """Of flying messages that were answered before one in front of them."""
+        self.queued = False
+        self.lost = False
+        """The slot went to another relay while this was flying: only deliveries still count."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -29,26 +29,25 @@ class Call:
         self.open = {message.position for message in messages}
         self.limit: asyncio.Timeout | None = None
         self._pump = pump
-        self._loop = asyncio.get_running_loop()
-        self._extended = self._loop.time()
+        self._extended = pump.now()
 
     def answer(self, message: Message, error: BaseException | None = None) -> None:
         if message.position not in self.open:
             return  # answered before, or not ours: the first word counts
         self.open.remove(message.position)
-        self._pump.answered(message, error)
-        self._extend()
+        now = self._pump.answered(message, error)
+        if now - self._extended > self.timeout / 8:
+            self._extend(now)
 
     def may_start(self) -> bool:
         return self._pump.may_start(self)
 
-    def _extend(self) -> None:
+    def _extend(self, now: float) -> None:
         """An answer is progress: the time-out begins anew, though not for each of a whole batch at once."""
-        now = self._loop.time()
-        if now - self._extended > self.timeout / 8 and self.limit is not None and not self.limit.expired():
-            self._extended = now
+        self._extended = now
+        if self.limit is not None and not self.limit.expired():
             with contextlib.suppress(RuntimeError):  # the call is over already
-                self.limit.reschedule(now + self.timeout)
+                self.limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
 
     def close(self, error: BaseException) -> None:
         """Answer for all that the publisher left open."""
@@ -238,9 +237,7 @@ class Pump:
             call.close(error)
         seconds = self._clock.monotonic() - started
         self._notice(
-            events.Published(
-                outbox=self._name, destination=call.outlet.name, count=len(call.messages), seconds=seconds
-            )
+            events.Published(outbox=self._name, destination=call.outlet.name, count=len(call.messages), seconds=seconds)
         )
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -250,10 +247,14 @@ class Pump:
         self.plan.call_ended(call.outlet, self._clock.monotonic())
         self.stir()
 
-    def answered(self, message: Message, error: BaseException | None) -> None:
-        self.plan.answer(message, error, self._clock.monotonic())
-        if not self.stirred.is_set():
-            self.stirred.set()
+    def answered(self, message: Message, error: BaseException | None) -> float:
+        now = self._clock.monotonic()
+        self.plan.answer(message, error, now)
+        self.stirred.set()
+        return now
+
+    def now(self) -> float:
+        return self._clock.monotonic()
 
     def may_start(self, call: Call) -> bool:
         """Whether a piece of this call, started now, would be over before any of its leases ends."""
@@ -321,9 +322,7 @@ class Pump:
         for retry in settlement.retries:
             if retry.message.slot not in refused:
                 tally.retried += 1
-                self._notice(
-                    events.Retried(outbox=name, message=retry.message, error=retry.error, delay=retry.delay)
-                )
+                self._notice(events.Retried(outbox=name, message=retry.message, error=retry.error, delay=retry.delay))
         for dead in settlement.dead:
             if dead.message.slot not in refused:
                 tally.dead += 1
@@ -357,4 +356,3 @@ class Pump:
                     )
                 )
                 await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
-

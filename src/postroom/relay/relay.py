@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -55,9 +56,12 @@ class Relay:
         observers: Sequence[Observer] = (),
         unavailable: Sequence[type[BaseException]] = (),
         clock: Clock | None = None,
-        **settings: Any,
+        settings: Settings | None = None,
+        **options: Any,
     ) -> None:
-        self.settings = Settings.of(**settings)
+        if settings is not None and options:
+            raise ConfigurationError(f"give settings, or {', '.join(options)}, not both")
+        self.settings = settings or Settings.of(**options)
         if self.settings.claim == "rows":
             raise ConfigurationError(
                 "claim='rows' needs row locks that this store does not have; use 'slots' or 'leader'"
@@ -74,8 +78,7 @@ class Relay:
         self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
-        self._started = threading.Event()
-        self._failure: BaseException | None = None
+        self._started: Future[None] = Future()
         self._stop_asked = False
 
     # ------------------------------------------------------------------------------------- running
@@ -87,14 +90,15 @@ class Relay:
                 with self._signals(session) if handle_signals else contextlib.nullcontext():
                     await session.run()
 
-    async def drain(self, *, timeout: Duration | None = None) -> Report:
+    async def drain(self, *, timeout: Duration | None = None, handle_signals: bool = False) -> Report:
         """Deliver until nothing is due, then return. What waits for a retry, a hold, a due time or a destination that
         is unavailable stays pending. Slots of a relay that died are waited for until their leases end."""
         async with self._opened() as session:
             limit = None if timeout is None else seconds(timeout, name="timeout")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit):
-                    await session.drain()
+            with self._signals(session) if handle_signals else contextlib.nullcontext():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit):
+                        await session.drain()
             await session.finish(self.settings.stop_timeout)
             status = await self.store.status()
             tally = session.tally
@@ -112,15 +116,15 @@ class Relay:
         """Run in the background of the current event loop."""
         if self._task is not None:
             raise RelayError("this relay is running already")
-        self._started.clear()
-        self._failure = None
+        self._started = Future()
         self._task = asyncio.create_task(self.run())
-        self._task.add_done_callback(lambda task: self._started.set())
-        while not self._started.is_set() and not self._task.done():
-            await asyncio.sleep(0.005)
-        if self._task.done():
+        try:
+            await asyncio.wrap_future(self._started)
+        except BaseException:
             task, self._task = self._task, None
-            task.result()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
         return self
 
     async def __aexit__(
@@ -135,15 +139,15 @@ class Relay:
         """Run in a thread of its own, for applications without an event loop. Returns once it is connected."""
         if self._thread is not None:
             raise RelayError("this relay is running already")
-        self._started.clear()
-        self._failure = None
+        self._started = Future()
         self._thread = threading.Thread(target=self._run_in_thread, name=f"postroom-{self.outbox.name}", daemon=True)
         self._thread.start()
-        self._started.wait()
-        if self._failure is not None:
+        try:
+            self._started.result()
+        except BaseException:
             self._thread.join()
             self._thread = None
-            raise self._failure
+            raise
 
     def stop(self, timeout: Duration | None = None) -> None:
         """Finish what is in flight within `stop_timeout`, give the leases back, return. From any thread."""
@@ -157,15 +161,11 @@ class Relay:
                 self._thread = None
 
     def _run_in_thread(self) -> None:
-        try:
+        with contextlib.suppress(Exception):  # it was announced, or logged
             asyncio.run(self.run())
-        except BaseException as error:
-            self._failure = error
-        finally:
-            self._started.set()
 
     @contextlib.asynccontextmanager
-    async def _opened(self) -> Any:
+    async def _opened(self) -> AsyncGenerator[Session]:
         if self._session is not None:
             raise RelayError("this relay is running already; make another one, or stop it first")
         session = Session(
@@ -181,17 +181,27 @@ class Relay:
         self._stop_asked = False
         unsubscribe = self.outbox.on_commit(session.ring)
         try:
-            await session.open()
-            session.pause(Globs(self._paused))
-            self._started.set()
+            await self._open(session)
             yield session
         finally:
             unsubscribe()
             self._session = None
             await session.close()
 
+    async def _open(self, session: Session) -> None:
+        """Connect, and tell whoever waits for it, be it good or bad."""
+        try:
+            await session.open()
+        except BaseException as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+            raise
+        session.pause(Globs(self._paused))
+        if not self._started.done():
+            self._started.set_result(None)
+
     @contextlib.contextmanager
-    def _signals(self, session: Session) -> Any:
+    def _signals(self, session: Session) -> Generator[None]:
         """The first signal stops gently; a second one does not wait for what is in flight."""
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT)

@@ -233,7 +233,7 @@ class Session:
                     pump.ring()
 
     async def _others_have_rows(self) -> bool:
-        """Whether there is something to deliver in slots that we do not own: their owner is alive, or its lease ends."""
+        """Whether there is something to deliver in slots that are not ours: their owner does it, or its lease ends."""
         ours = {slot for pump in self.pumps for slot in pump.plan.slots}
         foreign = [Range(slot, 0, 1) for slot in range(SLOTS) if slot not in ours]
         return bool(foreign) and bool((await self._store.fetch(foreign)).messages)
@@ -285,7 +285,7 @@ class Session:
 
     async def _clean(self) -> None:
         """The owner of slot 0 cleans, in bounded batches with pauses between, so that delivery goes first."""
-        await asyncio.sleep(self._settings.clean_interval * random.uniform(0.1, 1.0))  # noqa: S311 - no secret
+        await asyncio.sleep(self._settings.clean_interval * random.uniform(0.1, 1.0))
         limit = self._settings.clean_batch
         while self.pumps and 0 in self.pumps[0].plan.slots:
             count = await self._store.clean(retention=self._settings.retention, limit=limit)
@@ -401,7 +401,7 @@ class Pause:
 
     def next(self) -> float:
         length, self._length = self._length, min(self._longest, self._length * 2)
-        return length * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        return length * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         self._length = self._shortest

@@ -40,11 +40,7 @@ def store_for(store: str | Store, outbox: Outbox) -> Store:
 
 def targets_for(publishers: Any, unavailable: tuple[type[BaseException], ...], concurrency: int) -> Routes[Target]:
     """Each distinct URL or object becomes one destination, however many globs lead to it."""
-    given: dict[str, Any]
-    if isinstance(publishers, Mapping):
-        given = dict(cast("Mapping[str, Any]", publishers))
-    else:
-        given = {"*": publishers}
+    given = cast("Mapping[str, Any]", publishers) if isinstance(publishers, Mapping) else {"*": publishers}
     if not given:
         raise ConfigurationError("a relay needs a publisher, or routes such as {'orders.*': 'stdout:'}")
     made: dict[object, Target] = {}
@@ -84,7 +80,7 @@ def _name_of(publisher: Any) -> str:
         return redact(given)
     if hasattr(publisher, "func"):  # functools.partial
         return _name_of(publisher.func)
-    source = publisher if hasattr(publisher, "__qualname__") else type(publisher)
+    source: Any = publisher if hasattr(publisher, "__qualname__") else publisher.__class__
     return f"{source.__module__}.{source.__qualname__}"[:200]
 
 

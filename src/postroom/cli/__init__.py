@@ -1,0 +1,5 @@
+"""The command line: it reads flags, calls the desk or a relay, and prints."""
+
+from .program import main
+
+__all__ = ["main"]

@@ -1,0 +1,172 @@
+"""Commands that set up and run: init, relay, drain, demo."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import events, registry
+from ..desk import Desk
+from ..errors import ConfigurationError
+from ..redact import redact
+from ..relay.relay import Relay, Report
+from ..settings import Configuration
+from . import document
+from .failure import ATTENTION
+from .invocation import Command, Invocation, located, outbox_of, passed, place_of, printing, store_of
+from .options import destinations, duration_option, settings
+from .output import note, print_json, print_table
+
+# --- init
+
+
+@click.command(cls=Command)
+@click.option("--sql", is_flag=True, help="Only print the SQL that would create the tables; needs no database.")
+@click.option("--dialect", metavar="NAME", help="For --sql: sqlite, …  [that of the database, or sqlite]")
+@located
+@printing
+@passed
+def init(invocation: Invocation, sql: bool, dialect: str | None) -> None:
+    """Create the tables of the outbox, as far as they are missing."""
+    configuration = invocation.configuration()
+    if sql:
+        _print_sql(invocation, configuration, dialect)
+        return
+    if dialect is not None:
+        raise click.UsageError("--dialect goes with --sql; otherwise the database decides")
+    invocation.ask(Desk.init, configuration)
+    tables = [table.fullname for table in outbox_of(configuration).tables.all()]
+    if invocation.json:
+        print_json({"outbox": configuration.name, "store": place_of(configuration), "tables": tables})
+    else:
+        click.echo(f"the tables of outbox {configuration.name!r} are in {place_of(configuration)}")
+
+
+def _print_sql(invocation: Invocation, configuration: Configuration, dialect: str | None) -> None:
+    dialect = dialect or (registry.scheme_of(configuration.store) if configuration.store else "sqlite")
+    sql = outbox_of(configuration).ddl(dialect)
+    if invocation.json:
+        print_json({"outbox": configuration.name, "dialect": dialect, "sql": sql})
+    else:
+        click.echo(sql.rstrip())
+
+
+# --- relay and drain
+
+
+@click.command(cls=Command)
+@destinations
+@settings
+@located
+@passed
+def relay(invocation: Invocation, **flags: Any) -> None:
+    """Deliver messages until stopped.
+
+    SIGTERM and SIGINT stop it gently: what is in flight is finished, then it ends with status 0.
+    """
+    configuration = invocation.configuration(**flags)
+    running = _relay(configuration)
+    note(f"serving {_served(configuration)}")
+    asyncio.run(running.run(handle_signals=True))
+
+
+@click.command(cls=Command)
+@destinations
+@duration_option("--timeout", help="Stop after this time, even if something is due.")
+@settings
+@located
+@printing
+@passed
+def drain(invocation: Invocation, timeout: float | None, **flags: Any) -> None:
+    """Deliver until nothing is due, print what was done, and end.
+
+    Status 1 if messages died, if keys are on hold, or if a destination is unavailable.
+    """
+    configuration = invocation.configuration(**flags)
+    trips = Trips()
+    report = asyncio.run(_relay(configuration, trips).drain(timeout=timeout, handle_signals=True))
+    found = document.of_report(report, trips.unavailable)
+    if invocation.json:
+        print_json(found)
+    else:
+        # Messages that go to standard output stay alone there.
+        _print_report(found, aside=_uses_stdout(configuration))
+    if _needs_attention(report, trips):
+        raise click.exceptions.Exit(ATTENTION)
+
+
+class Trips:
+    """An observer that remembers which destinations are unavailable, and why."""
+
+    def __init__(self) -> None:
+        self.unavailable: dict[str, str] = {}
+
+    def notice(self, event: events.Event) -> None:
+        if isinstance(event, events.BreakerOpened):
+            self.unavailable[event.destination] = redact(event.error)
+        elif isinstance(event, events.BreakerClosed):
+            self.unavailable.pop(event.destination, None)
+
+
+def _needs_attention(report: Report, trips: Trips) -> bool:
+    return bool(report.dead or report.held or trips.unavailable)
+
+
+def _print_report(found: Mapping[str, Any], *, aside: bool) -> None:
+    counts = {name: value for name, value in found.items() if name != "unavailable"}
+    if aside:
+        note(", ".join(f"{name} {count}" for name, count in counts.items()))
+    else:
+        print_table(list(counts), [list(counts.values())])
+    for destination, error in found["unavailable"].items():
+        note(f"warning: destination {destination} is unavailable: {error}")
+
+
+def _uses_stdout(configuration: Configuration) -> bool:
+    return any(registry.scheme_of(url) == "stdout" for url in _targets(configuration).values())
+
+
+def _relay(configuration: Configuration, *observers: Trips) -> Relay:
+    targets, outbox = dict(_targets(configuration)), outbox_of(configuration)
+    return Relay(
+        store_of(configuration), targets, outbox=outbox, observers=observers, settings=configuration.settings
+    )
+
+
+def _targets(configuration: Configuration) -> Mapping[str, str]:
+    routes = configuration.destinations()
+    if routes is None:
+        raise ConfigurationError(
+            "no destination is configured: give --publisher stdout: or --route 'orders.*=stdout:', set "
+            'POSTROOM_PUBLISHER, or write publisher = "stdout:" in postroom.toml'
+        )
+    return routes.targets
+
+
+def _served(configuration: Configuration) -> str:
+    routes = ", ".join(f"{glob} → {redact(url)}" for glob, url in _targets(configuration).items())
+    return f"outbox {configuration.name!r} in {place_of(configuration)}: {routes}"
+
+
+# --- demo
+
+
+@click.command(cls=Command)
+@click.option("--seed", type=int, metavar="NUMBER", help="Repeat a run: the same orders and the same accidents.")
+@click.option(
+    "--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER", help="Leave the database there."
+)
+@printing
+@passed
+def demo(invocation: Invocation, seed: int | None, keep: Path | None) -> None:
+    """Run a small shop with an outage and a crash, and show that nothing was lost.
+
+    Status 0 only if no message was lost, made up or out of order.
+    """
+    from ..demo import run  # only this command needs it
+
+    raise click.exceptions.Exit(run(seed=seed, json_output=invocation.json, keep=keep))

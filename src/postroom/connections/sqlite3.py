@@ -1,0 +1,64 @@
+"""The standard library's `sqlite3.Connection`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy.dialects.sqlite.pysqlite import dialect
+
+from ..errors import NoTransactionError
+from .drive import drive, sql_of
+from .writer import Row, Rows, Step, Writer
+
+DIALECT = dialect()
+
+
+def write(connection: sqlite3.Connection, writer: Writer, rows: Sequence[Row]) -> None:
+    refuse_autocommit(connection)
+    drive(writer.procedure(rows, DIALECT.name), partial(_run, connection))
+
+
+def create(connection: sqlite3.Connection, writer: Writer) -> None:
+    drive(writer.creation(), partial(_run, connection))
+
+
+def would_autocommit(connection: Any) -> bool:
+    """Whether a statement that changes something would be committed by itself.
+
+    `autocommit` came with Python 3.12: True, False, or a number that means "see `isolation_level`".
+    """
+    if connection.in_transaction:
+        return False
+    raw = getattr(connection, "_conn", connection)  # aiosqlite shows everything but this one
+    autocommit = getattr(raw, "autocommit", None)
+    return autocommit if isinstance(autocommit, bool) else raw.isolation_level is None
+
+
+def refuse_autocommit(connection: Any) -> None:
+    if would_autocommit(connection):
+        raise NoTransactionError(
+            "this sqlite3 connection autocommits and is in no transaction: the message would be committed apart from "
+            "your data; execute BEGIN IMMEDIATE first, or leave `isolation_level` alone"
+        )
+
+
+def as_rows(found: Sequence[Sequence[Any]]) -> Rows:
+    """A connection's `text_factory` may be bytes; what is asked for here is text and numbers."""
+    return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in found]
+
+
+def _run(connection: sqlite3.Connection, step: Step) -> Rows:
+    sql = sql_of(step, DIALECT)
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    try:
+        if len(step.parameters) > 1:
+            cursor.executemany(sql.text, map(sql.arguments, step.parameters))
+        else:
+            cursor.execute(sql.text, sql.arguments(step.parameters[0]) if step.parameters else ())
+        return as_rows(cursor.fetchall()) if step.returns else ()
+    finally:
+        cursor.close()

@@ -1,0 +1,394 @@
+"""The write side: compose the row, and write it in the caller's own transaction."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
+from uuid import UUID
+
+from sqlalchemy import URL, Engine, MetaData
+from sqlalchemy.exc import CompileError, NoSuchModuleError
+
+from .clock import Clock
+from .connections import function_for
+from .connections.statements import creation
+from .connections.writer import Row, Writer
+from .duration import Duration, seconds
+from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge
+from .message import IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
+from .serialize import Serializer, encode, resolve
+from .stores.schema import Tables, define_tables, prefix_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+Order = Literal["key", "strict"]
+HeadersHook = Callable[[], Mapping[str, str] | None]
+
+MAX_PAYLOAD = 1024 * 1024
+RESERVED_PREFIX = "postroom-"
+"""Of header names: these are ours."""
+LONGEST_DELAY = 100 * 365 * 86_400.0
+
+_NOTHING: Final[Any] = object()
+
+
+class Outbox:
+    """Writes messages in the caller's transaction: a message exists if and only if that transaction commits.
+
+    Making one does no I/O, so it may be a module's global, made before a fork. `add` takes what the application already
+    holds: a SQLAlchemy `Session` or `AsyncSession` (or a scoped one), where it needs no await and the rows are inserted
+    right before commit, or a sync connection, where they are inserted at once. `add_async` takes async connections.
+
+    `order="key"`: messages of one topic and key keep the order of commits among writers who lock what they change.
+    `order="strict"`: they do so for all writers, and are numbered 1, 2, 3…, at the price of one writer per key at once.
+
+    `headers` is called at each `add` for default headers, as from context variables; the message's own win.
+    `metadata` is where the tables are defined, so that Alembic sees them. `bind` says which database, for sessions with
+    several. With `create_tables` they are created when the first message misses them. `clock` is for tests: time is the
+    database's.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        prefix: str | None = None,
+        schema: str | None = None,
+        metadata: MetaData | None = None,
+        serializer: Serializer | str = "json",
+        order: Order = "key",
+        headers: HeadersHook | None = None,
+        bind: Engine | AsyncEngine | None = None,
+        max_payload: int | None = MAX_PAYLOAD,
+        dedupe_window: Duration = "7d",
+        create_tables: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.prefix = prefix_of(name, prefix)
+        self.schema = schema
+        self.order: Order = _known_order(order)
+        self.serializer = resolve(serializer)
+        self.max_payload = max_payload
+        self.dedupe_window = _window(dedupe_window)
+        self.clock = clock
+        self.tables: Tables = define_tables(metadata, prefix=self.prefix, schema=schema)
+        self._default_headers = headers
+        self._writer = Writer(
+            name=name,
+            tables=self.tables,
+            strict=self.order == "strict",
+            dedupe_window=self.dedupe_window,
+            create_tables=create_tables,
+            clock=clock,
+            bind=_sync_engine(bind),
+        )
+
+    def __repr__(self) -> str:
+        return f"Outbox({self.name!r}, prefix={self.prefix!r}, order={self.order!r})"
+
+    # --- add
+
+    def add(
+        self,
+        connection: Any,
+        topic: str | Message,
+        payload: Any = _NOTHING,
+        *,
+        key: str | None = None,
+        type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        deliver_at: datetime | None = None,
+        delay: Duration | None = None,
+        expires_at: datetime | None = None,
+        content_type: str | None = None,
+        id: str | UUID | None = None,
+    ) -> Message:
+        """Write one message in the transaction of `connection`: a topic and options, or a `Message` that has them all.
+
+        Returns the message as it is written: `payload` is the serialised bytes, and what happens to the caller's object
+        afterwards does not matter; `content_type`, `id`, `slot` and the default headers are filled in. A `Message` that
+        was handed over stays as it was, but for `duplicate`, `sequence` and `generation`, which are set on both: at
+        once on a connection, at commit on a session.
+
+        Raises `InvalidMessage` (nothing is written), `NoTransactionError`, `UnsupportedConnection`, `TablesMissing`,
+        and the database's own errors as they are.
+        """
+        write = function_for(connection, "write")
+        row = self._row_from(
+            topic, payload, key=key, type=type, headers=headers, idempotency_key=idempotency_key,
+            deliver_at=deliver_at, delay=delay, expires_at=expires_at, content_type=content_type, id=id,
+        )  # fmt: skip
+        write(connection, self._writer, [row])
+        return row.message
+
+    def add_many(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
+        """Write several messages with one insert. All of them are checked before any is written."""
+        write = function_for(connection, "write")
+        rows = [self._row_of(message) for message in messages]
+        if rows:
+            write(connection, self._writer, rows)
+        return [row.message for row in rows]
+
+    async def add_async(
+        self,
+        connection: Any,
+        topic: str | Message,
+        payload: Any = _NOTHING,
+        *,
+        key: str | None = None,
+        type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        deliver_at: datetime | None = None,
+        delay: Duration | None = None,
+        expires_at: datetime | None = None,
+        content_type: str | None = None,
+        id: str | UUID | None = None,
+    ) -> Message:
+        """`add` for async connections."""
+        write = function_for(connection, "write_async")
+        row = self._row_from(
+            topic, payload, key=key, type=type, headers=headers, idempotency_key=idempotency_key,
+            deliver_at=deliver_at, delay=delay, expires_at=expires_at, content_type=content_type, id=id,
+        )  # fmt: skip
+        await write(connection, self._writer, [row])
+        return row.message
+
+    async def add_many_async(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
+        """`add_many` for async connections."""
+        write = function_for(connection, "write_async")
+        rows = [self._row_of(message) for message in messages]
+        if rows:
+            await write(connection, self._writer, rows)
+        return [row.message for row in rows]
+
+    # --- tables
+
+    def create_tables(self, connection: Any) -> None:
+        """Create what is missing of the tables, through an engine or in a connection's transaction."""
+        function_for(connection, "create")(connection, self._writer)
+
+    async def create_tables_async(self, connection: Any) -> None:
+        """`create_tables` for async engines and connections."""
+        await function_for(connection, "create_async")(connection, self._writer)
+
+    def ddl(self, dialect: str = "sqlite") -> str:
+        """The SQL that `create_tables` would execute."""
+        try:
+            found = URL.create(dialect).get_dialect()()
+            statements = [str(statement.compile(dialect=found)).strip() for statement in creation(self.tables)]
+        except (NoSuchModuleError, CompileError) as error:
+            raise ConfigurationError(f"there is no SQL for the dialect {dialect!r}: {error}") from error
+        return "".join(f"{statement};\n\n" for statement in statements)
+
+    # --- the doorbell within one process
+
+    def on_commit(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call back, on whatever thread, after each commit of a session that wrote messages here. A connection's commit
+        is not seen. Returns a function that ends it."""
+        return self._writer.on_commit(callback)
+
+    # --- composing
+
+    def _row_from(self, topic: str | Message, payload: Any, **options: Any) -> Row:
+        given = {name: value for name, value in options.items() if value is not None}
+        if not isinstance(topic, Message):
+            message = Message(topic=topic, payload=None if payload is _NOTHING else payload, **given)
+            return self._compose(message, None, is_new="id" not in given)
+        if payload is not _NOTHING:
+            given["payload"] = payload
+        if given:
+            raise InvalidMessage(
+                f"a Message and {', '.join(sorted(given))} were given: write it all into the Message, or give a topic"
+            )
+        return self._row_of(topic)
+
+    def _row_of(self, message: Message) -> Row:
+        if not isinstance(cast(object, message), Message):
+            _refuse("message", message, f"is a {_name(message)}", "give postroom.Message objects")
+        return self._compose(message, message, is_new=False)
+
+    def _compose(self, message: Message, given: Message | None, *, is_new: bool) -> Row:
+        headers = self._headers(message.headers)
+        key = _optional_name("key", message.key, "use None for no order")
+        idempotency_key = _optional_name("idempotency_key", message.idempotency_key)
+        id = _canonical_id(message.id)
+        payload, content_type = encode(message.payload, self.serializer, message.content_type)
+        self._check_size(payload, message.topic)
+        composed = replace(
+            message,
+            topic=_name_in("topic", message.topic),
+            payload=payload,
+            key=key,
+            type=_optional_name("type", message.type),
+            headers=headers,
+            id=id,
+            content_type=_name_in("content_type", content_type),
+            idempotency_key=idempotency_key,
+            deliver_at=_moment("deliver_at", message.deliver_at),
+            expires_at=_moment("expires_at", message.expires_at),
+            slot=slot_of(key, id),
+            **_UNKNOWN_YET,
+        )
+        stored = headers if idempotency_key is None else {**headers, IDEMPOTENCY_HEADER: idempotency_key}
+        row = Row(
+            message=composed,
+            headers=stored,
+            headers_text=json.dumps(stored, ensure_ascii=False, separators=(",", ":")) if stored else None,
+            delay=self._delay(composed),
+            token=id if is_new else new_id(),
+            given=given,
+        )
+        row.learn(duplicate=None, sequence=None, generation=None)
+        return row
+
+    def _headers(self, own: object) -> dict[str, str]:
+        defaults = self._default_headers() if self._default_headers else None
+        return {**_headers_in("the headers hook's answer", defaults), **_headers_in("headers", own)}
+
+    def _check_size(self, payload: bytes, topic: str) -> None:
+        if self.max_payload is not None and len(payload) > self.max_payload:
+            raise PayloadTooLarge(
+                f"the payload for topic {_short(topic)} has {len(payload)} bytes, more than max_payload "
+                f"({self.max_payload}); send a reference to the data instead, or raise Outbox(max_payload=…)"
+            )
+
+    def _delay(self, message: Message) -> float | None:
+        if message.deliver_at is None and message.delay is None:
+            return None
+        if message.deliver_at is not None and message.delay is not None:
+            _refuse("delay", message.delay, "came together with deliver_at", "give one of them")
+        if self.order == "strict":
+            raise InvalidMessage(
+                "deliver_at and delay cannot be used with order='strict': a number is taken now, and would hold up its "
+                "key until then; use an outbox with order='key' for delayed messages"
+            )
+        return None if message.delay is None else _delay_seconds(message.delay)
+
+
+_UNKNOWN_YET: dict[str, Any] = {"position": 0, "attempt": 1, "epoch": 0, "replays": 0, "created_at": None}
+"""What a message that was delivered once may carry, and that a new row does not inherit."""
+
+
+# --- limits: each refusal names the field, the value and the remedy
+
+
+def _name_in(field: str, value: object, remedy: str = "give a text") -> str:
+    """A text that fits into its column, whatever the database."""
+    if not isinstance(value, str):
+        _refuse(field, value, f"is a {_name(value)}, not a text", f"use str({field})")
+    if not value:
+        _refuse(field, value, "is empty", remedy)
+    if len(value) > LONGEST_NAME:
+        _refuse(field, value, f"has {len(value)} characters", f"shorten it to at most {LONGEST_NAME}")
+    return _text(field, value)
+
+
+def _optional_name(field: str, value: object, remedy: str = "use None for none") -> str | None:
+    return None if value is None else _name_in(field, value, remedy)
+
+
+def _text(field: str, value: str) -> str:
+    if "\x00" in value:
+        _refuse(field, value, "contains a NUL character, which databases cannot store", "leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse(field, value, "contains half a character (a surrogate)", "decode it properly first")
+    return str.__str__(value)  # an enum member that is a string becomes its value
+
+
+def _headers_in(field: str, headers: object) -> dict[str, str]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        _refuse(field, headers, f"is a {_name(headers)}", "give a mapping from names to texts")
+    return dict(_header(name, value) for name, value in cast(Mapping[object, object], headers).items())
+
+
+def _header(name: object, value: object) -> tuple[str, str]:
+    checked = _name_in("header name", name)
+    if checked.lower().startswith(RESERVED_PREFIX):
+        _refuse("header name", name, f"begins with {RESERVED_PREFIX!r}, which is Postroom's own", "choose another")
+    if not isinstance(value, str):
+        _refuse(f"header {_short(checked)}", value, f"is a {_name(value)}, not a text", "use str(…)")
+    return checked, _text(f"header {_short(checked)}", value)
+
+
+def _canonical_id(value: object) -> str:
+    try:
+        return str(value if isinstance(value, UUID) else UUID(cast(str, value)))
+    except (ValueError, AttributeError, TypeError):
+        _refuse("id", value, "is no UUID", "give a uuid.UUID or its text, or leave it out")
+
+
+def _moment(field: str, value: object) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        _refuse(field, value, f"is a {_name(value)}, not a datetime", "give a datetime with a time zone")
+    if value.utcoffset() is None:
+        _refuse(field, value, "has no time zone", f"write {field}=datetime.now(UTC) + …, or add tzinfo")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        _refuse(field, value, "is out of range in UTC", "choose a nearer time")
+
+
+def _delay_seconds(value: object) -> float:
+    """Zero and less are fine: due at once."""
+    try:
+        length = _length(value)
+    except ConfigurationError as error:
+        raise InvalidMessage(str(error)) from error
+    if not math.isfinite(length) or abs(length) > LONGEST_DELAY:
+        _refuse("delay", value, "is out of range", "give at most 100 years")
+    return length
+
+
+def _length(value: object) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return seconds(value, name="delay")
+
+
+def _known_order(order: object) -> Order:
+    if order not in ("key", "strict"):
+        raise ConfigurationError(f"order={order!r} is not known; choose 'key' or 'strict'")
+    return order
+
+
+def _window(dedupe_window: Duration) -> float:
+    length = seconds(dedupe_window, name="dedupe_window")
+    if not 0 < length <= LONGEST_DELAY:
+        raise ConfigurationError(f"dedupe_window={dedupe_window!r} must be longer than nothing, and at most 100 years")
+    return length
+
+
+def _sync_engine(bind: Any) -> Engine | None:
+    engine = getattr(bind, "sync_engine", bind)
+    if engine is None or isinstance(engine, Engine):
+        return engine
+    raise ConfigurationError(f"bind={bind!r} is no SQLAlchemy engine; give an Engine or an AsyncEngine")
+
+
+def _refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:
+    raise InvalidMessage(f"{field} {_short(value)} {problem}; {remedy}")
+
+
+def _short(value: object, longest: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def _name(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,311 @@
+"""Any Python function as a destination."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple, cast
+
+from ..duration import spell
+from ..errors import ConfigurationError, DestinationUnavailable, NotAttempted
+from ..failures import describe
+from ..message import Message
+from ..ports import Batch, Features
+
+Function = Callable[[Message], object]
+Error = BaseException | None
+Call = Coroutine[Any, Any, Error]
+"""One call of the function. What the function raised is returned; only cancellation of the call itself is raised."""
+
+
+class CallablePublisher:
+    """Calls a sync or async function with each message. That it returns means delivered, whatever it returns.
+
+    Messages of one (topic, key) are passed strictly one after the other, and once one fails the rest of that key is not
+    attempted. Different keys, and messages without one, run at the same time, at most `concurrency` in all.
+
+    Async functions run on the relay's loop and are cancelled at the time-out. Sync ones run in threads. A thread cannot
+    be stopped: after the time-out the message is answered with `TimeoutError` while the function may still be running,
+    and until it returns its key gets no other call. So a function that may hang needs a time-out of its own.
+    The threads never keep the interpreter from exiting.
+
+    `DestinationUnavailable`, connection errors and time-outs, also the known clients' own (`postroom.failures`), and
+    the classes in `unavailable` mean that nobody can be served now. Anything else is a failed attempt.
+    """
+
+    features = Features(ordered=True)
+
+    def __init__(
+        self,
+        function: Function,
+        *,
+        concurrency: int = 32,
+        unavailable: type[BaseException] | tuple[type[BaseException], ...] = (),
+    ) -> None:
+        _check_function(function)
+        if concurrency < 1:
+            raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
+        self._unavailable = _classes(unavailable)
+        self._concurrency = concurrency
+        self._calls = _CallsOnLoop(function) if _is_async(function) else _CallsInThreads(function, concurrency)
+        self._room = asyncio.Semaphore(concurrency)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def publish(self, batch: Batch) -> None:
+        self._settle_in()
+        lanes = _lanes(batch.messages)
+        workers = min(len(lanes), self._concurrency)
+        if workers == 1:
+            await self._work_through(lanes, batch)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(workers):
+                    group.create_task(self._work_through(lanes, batch))
+
+    async def close(self) -> None:
+        self._calls.close()
+
+    def _settle_in(self) -> None:
+        """A semaphore belongs to one loop, a publisher may outlive it: `asyncio.run(relay.drain())`, twice."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._room = loop, asyncio.Semaphore(self._concurrency)
+
+    async def _work_through(self, lanes: deque[list[Message]], batch: Batch) -> None:
+        cancellation = _Cancellation()
+        while lanes:
+            failed = False
+            for message in lanes.popleft():
+                if failed:
+                    error = NotAttempted("a message before it in its key failed")
+                else:
+                    error = self._judged(await self._attempt(message, batch, cancellation))
+                failed = error is not None
+                batch.answer(message, error)
+
+    async def _attempt(self, message: Message, batch: Batch, cancellation: _Cancellation) -> Error:
+        async with self._room:
+            cancellation.check()
+            if not batch.may_start():
+                return NotAttempted("there was no time left to start")
+            return await _within(batch.timeout, self._calls.call(message), cancellation)
+
+    def _judged(self, error: Error) -> Error:
+        if not isinstance(error, self._unavailable):
+            return error
+        outage = DestinationUnavailable(describe(error))
+        outage.__cause__ = error
+        return outage
+
+
+class _Cancellation:
+    """Whether the current task was cancelled since this was made, even if a function swallowed the exception."""
+
+    def __init__(self) -> None:
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._before = self._task.cancelling()
+
+    def __bool__(self) -> bool:
+        return self._task.cancelling() > self._before
+
+    def check(self) -> None:
+        if self:
+            raise asyncio.CancelledError
+
+
+async def _within(timeout: float, call: Call, cancellation: _Cancellation) -> Error:
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            return await call
+    except asyncio.CancelledError as error:
+        if cancellation:
+            raise
+        return error  # the function's own
+    except TimeoutError as error:
+        return TimeoutError(f"no return within {spell(timeout)}") if limit.expired() else error
+
+
+# ------------------------------------------------------------------------------------------------ async functions
+
+
+class _CallsOnLoop:
+    def __init__(self, function: Function) -> None:
+        self._function = cast("Callable[[Message], Coroutine[Any, Any, object]]", function)
+
+    async def call(self, message: Message) -> Error:
+        # A function that never waits would keep the loop, and with it the leases, waiting for the whole batch.
+        await asyncio.sleep(0)
+        return await _error_of(self._function, message)
+
+    def close(self) -> None:
+        pass
+
+
+async def _error_of(function: Callable[..., Any], *arguments: object) -> Error:
+    try:
+        await function(*arguments)
+    except (asyncio.CancelledError, TimeoutError, GeneratorExit):
+        raise  # may be ours: `_within` knows
+    except KeyboardInterrupt as error:
+        if threading.current_thread() is threading.main_thread():
+            raise  # somebody pressed Ctrl-C while the function ran
+        return error
+    except BaseException as error:
+        return error
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- sync functions
+
+
+class _Outcome(NamedTuple):
+    """What became of a call in a thread; a value, because a future cannot carry every exception (StopIteration)."""
+
+    result: object
+    error: Error
+
+
+class _CallsInThreads:
+    """At most `concurrency` calls that are waited for, and as many that ran over their time."""
+
+    def __init__(self, function: Function, concurrency: int) -> None:
+        self._function = function
+        self._concurrency = concurrency
+        self._threads = _Threads()
+        self._late: set[Hashable] = set()
+
+    async def call(self, message: Message) -> Error:
+        if lane_of(message) in self._late:
+            return TimeoutError("the call before it, which ran over its time-out, has still not returned")
+        if len(self._late) >= self._concurrency:
+            return DestinationUnavailable(f"{len(self._late)} calls ran over their time-out and have not returned")
+        outcome = await self._outcome(message)
+        if inspect.isawaitable(outcome.result):
+            return await _error_of(lambda: outcome.result)
+        return outcome.error
+
+    def close(self) -> None:
+        self._threads.close()
+        self._threads = _Threads()
+
+    async def _outcome(self, message: Message) -> _Outcome:
+        future = self._threads.run(self._function, message)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            if not future.cancel() and not future.done():
+                self._keep_out(lane_of(message), future)
+
+    def _keep_out(self, lane: Hashable, future: Future[_Outcome]) -> None:
+        self._late.add(lane)
+        future.add_done_callback(lambda _: self._late.discard(lane))
+
+
+class _Threads:
+    """Threads that are started when none is idle, and are daemons: `ThreadPoolExecutor` would join a thread that hangs
+    when the interpreter exits."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._closed = False
+
+    def run(self, function: Function, message: Message) -> Future[_Outcome]:
+        """Call the function in a thread; cancelling the future before that has begun prevents it."""
+        future: Future[_Outcome] = Future()
+        context = copy_context()
+        self._jobs.put(lambda: self._do(future, lambda: context.run(function, message)))
+        if not self._take_idle():
+            threading.Thread(target=self._serve, name="postroom-callable", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Let idle threads end now, and the others when they are done."""
+        self._closed = True
+        while self._take_idle():
+            self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while job := self._jobs.get():
+            job()
+            if self._closed:
+                break
+
+    def _do(self, future: Future[_Outcome], call: Callable[[], object]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return self._add_idle()
+        try:
+            outcome = _Outcome(call(), None)
+        except BaseException as error:
+            outcome = _Outcome(None, error)
+        # Before the answer, which may bring the next job at once: it shall find this thread.
+        self._add_idle()
+        return future.set_result(outcome)
+
+    def _add_idle(self) -> None:
+        with self._lock:
+            self._idle += 1
+
+    def _take_idle(self) -> bool:
+        with self._lock:
+            taken = self._idle > 0
+            self._idle -= taken
+            return taken
+
+
+# ----------------------------------------------------------------------------------------------------------- lanes
+
+
+def lane_of(message: Message) -> Hashable:
+    """Messages with the same lane go one after the other."""
+    return message.id if message.key is None else (message.topic, message.key)
+
+
+def _lanes(messages: Iterable[Message]) -> deque[list[Message]]:
+    lanes: dict[Hashable, list[Message]] = {}
+    for message in messages:
+        lanes.setdefault(lane_of(message), []).append(message)
+    return deque(lanes.values())
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, partial):
+        function = cast("partial[Any]", function).func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _check_function(function: Any) -> None:
+    if not callable(function):
+        raise ConfigurationError(f"{function!r} is no publisher: it is neither a function nor can it be called")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{function!r} is a generator: calling it would run nothing; it must return, not yield"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise ConfigurationError(f"{function!r} cannot be called with one message: {error}") from None
+
+
+def _classes(given: object) -> tuple[type[BaseException], ...]:
+    classes = cast("tuple[object, ...]", given if isinstance(given, tuple) else (given,))
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise ConfigurationError(f"unavailable={each!r} is no class of exceptions")
+    return cast("tuple[type[BaseException], ...]", classes)

@@ -1,0 +1,208 @@
+"""Held keys and closed topics: how they come up, what is skipped or parked behind them, and how they open."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from ..message import Message
+from ..ports import Gate, Hold
+from ..routing import Globs
+from .gates import ClosedTopic, HeldKey, Slot
+from .memory import Memory
+from .outlet import Lane
+
+
+class Barriers(Memory):
+    def pause(self, globs: Globs) -> None:
+        self._paused = globs
+        for lane in list(self._lanes.values()):
+            if lane.waiting and lane.topic in globs:
+                self._drop_waiting(lane)
+
+    def release_holds(self, holds: Iterable[Hold], now: float) -> None:
+        """An operator decided: these keys may go on with what is parked."""
+        for hold in holds:
+            if hold.slot not in self.slots:
+                continue
+            held = self.held.get((hold.topic, hold.key))
+            if held is None:
+                held = HeldKey.of(hold, now)
+                self._remember(held)
+            elif held.status != "releasing" and not held.trying:
+                held.status = "releasing"
+                held.start_draining()
+                self._draining[held.name] = held
+
+    def _remember(self, held: HeldKey) -> None:
+        name = held.name
+        self.held[(name.topic, name.key)] = held
+        if held.status == "releasing":
+            held.start_draining()
+            self._draining[name] = held
+        elif held.status == "retry":
+            self._await_due(held)
+
+    def _await_due(self, held: HeldKey) -> None:
+        if held.due is not None:
+            heapq.heappush(self._due, (held.due, next(self._tie), held))
+
+    def _open(self, held: HeldKey) -> None:
+        """Its message is out of the way: go on with what is parked, or with what was skipped."""
+        held.trying = False
+        if held.parked:
+            held.status = "releasing"
+            held.start_draining()
+            self._draining[held.name] = held
+        else:
+            self._drop(held)
+
+    def _finish(self, barrier: HeldKey | ClosedTopic) -> None:
+        """All that was parked has been read."""
+        if isinstance(barrier, ClosedTopic):
+            barrier.parked = False
+            self._catch_up(barrier, self.slots[barrier.name.slot])
+        elif (barrier.name.topic, barrier.name.key) not in self._lanes:
+            self._release(barrier)
+
+    def _release(self, held: HeldKey) -> None:
+        if not held.finishing:
+            held.finishing = True
+            self._settlement.released.append(held.name)
+
+    def _released(self, gate: Gate, still_parked: bool) -> None:
+        held = self.held.get((gate.topic, gate.key))
+        if held is None or not held.finishing:
+            return
+        held.finishing = False
+        if still_parked:
+            held.status = "releasing"
+            held.start_draining()
+            self._draining[held.name] = held
+        else:
+            self._drop(held)
+
+    def _drop(self, held: HeldKey) -> None:
+        name = held.name
+        self.held.pop((name.topic, name.key), None)
+        self._draining.pop(name, None)
+        slot = self.slots.get(name.slot)
+        if slot is not None:
+            slot.rewind(held.skipped_from)
+
+    def _skip(self, barrier: HeldKey | ClosedTopic, message: Message, slot: Slot, now: float) -> None:
+        if barrier.parking:
+            self._park(barrier, message)
+            return
+        barrier.skip(message.position)
+        if isinstance(barrier, HeldKey) and barrier.skipped > self._settings.batch_size // 2 and barrier.lasts(now):
+            slot.rewind(barrier.start_parking())
+
+    def _park(self, barrier: HeldKey | ClosedTopic, message: Message) -> None:
+        barrier.parked, barrier.exhausted = True, False
+        barrier.unsettled += 1
+        self._settlement.parked.append((barrier.name, message))
+
+    def _is_closed(self, message: Message) -> bool:
+        if self._paused and message.topic in self._paused:
+            return True
+        return self._topic(message)[0].in_memory >= 2 * self._window
+
+    def _closed_topic(self, message: Message, slot: Slot, now: float) -> ClosedTopic | None:
+        """The barrier that this row is behind, if any."""
+        topic = message.topic
+        closed = slot.closed_topics.get(topic)
+        if closed is not None and (closed.parked or not closed.open):
+            return closed
+        if not self._is_closed(message):
+            return None
+        if closed is None:
+            closed = ClosedTopic(name=Gate(slot.number, topic, None), since=now)
+            slot.closed_topics[topic] = closed
+        closed.open = False
+        return closed
+
+    def _tend(self, now: float) -> None:
+        """Open and close topics as their destinations recover and fail."""
+        for slot in self.slots.values():
+            if slot.closed_topics:
+                for closed in list(slot.closed_topics.values()):
+                    self._tend_topic(slot, closed, now)
+
+    def _tend_topic(self, slot: Slot, closed: ClosedTopic, now: float) -> None:
+        topic = closed.name.topic
+        if topic in self._paused or not self._has_room(topic) or self._route(topic).breaker.state != "closed":
+            closed.open = False
+            if not closed.parking and closed.skipped > self._settings.batch_size // 2 and closed.lasts(now):
+                self._start_parking_topic(closed, slot)
+        elif not closed.open:
+            closed.open = True
+            if closed.parked:
+                closed.start_draining()
+            else:
+                self._catch_up(closed, slot)
+        elif not closed.parked and closed.skipped_from is None and not slot.full and not slot.stale:
+            del slot.closed_topics[topic]
+
+    def _start_parking_topic(self, closed: ClosedTopic, slot: Slot) -> None:
+        """Parked rows of a key go before its hot ones, so nothing of the topic may be left in memory from there."""
+        topic = closed.name.topic
+        lanes = [lane for lane in self._lanes.values() if lane.slot == slot.number and lane.topic == topic]
+        if any(lane.flying for lane in lanes):
+            return
+        for lane in lanes:
+            self._drop_waiting(lane)
+        slot.rewind(closed.start_parking())
+
+    def _catch_up(self, barrier: HeldKey | ClosedTopic, slot: Slot) -> None:
+        slot.rewind(barrier.skipped_from)
+        barrier.skipped_from, barrier.skipped = None, 0
+
+    def _unpaused_topics(self) -> list[ClosedTopic]:
+        """Their parked rows come into memory even while the destination is tripped: something must be there to probe
+        it with."""
+        return [
+            closed
+            for slot in self.slots.values()
+            for topic, closed in slot.closed_topics.items()
+            if topic not in self._paused
+        ]
+
+    def _drop_waiting(self, lane: Lane) -> None:
+        """Forget what waits in a lane; the rows are read again when their turn comes."""
+        slot = self.slots[lane.slot]
+        held = self.held.get(lane.name) if self.held else None
+        for message in lane.waiting:
+            self._known.pop(message.position, None)
+            slot.count -= 1
+            lane.outlet.in_memory -= 1
+            self._put_back(message, slot, held)
+        lane.waiting.clear()
+        if not lane.flying:
+            if lane.queued:
+                lane.outlet.ready.remove(lane)
+                lane.queued = False
+            self._lanes.pop(lane.name, None)
+
+    def _put_back(self, message: Message, slot: Slot, held: HeldKey | None) -> None:
+        parked = message.position in self._from_parked
+        self._from_parked.discard(message.position)
+        if held is not None and held.message_id == message.id:
+            held.trying = False
+            self._await_due(held)
+        elif parked and held is not None:
+            held.cursor = 0
+            self._park(held, message)
+        elif parked:
+            self._reread_parked(message, slot)
+        elif held is not None:
+            held.skip(message.position)
+        else:
+            slot.rewind(message.position)
+
+    def _reread_parked(self, message: Message, slot: Slot) -> None:
+        closed = slot.closed_topics.get(message.topic)
+        if closed is None:
+            closed = ClosedTopic(name=Gate(slot.number, message.topic, None), since=0.0)
+            slot.closed_topics[message.topic] = closed
+        closed.parked, closed.exhausted, closed.cursor = True, False, 0

@@ -1,0 +1,176 @@
+"""What to read next, and what becomes of each row that was read."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from ..message import Message
+from ..ports import Fetched, Gate, Range
+from .gates import HeldKey, Slot
+from .memory import lane_name
+from .outlet import Lane
+from .verdicts import Verdicts
+
+PATIENCE = 1.0
+"""Seconds that reading waits for a destination which has as much in memory as it may have."""
+
+
+class Reading(Verdicts):
+    def wants(self, now: float) -> list[Range]:
+        """What to fetch: a few rows of each slot in turn, more of those that have more. Nothing while all is full."""
+        self._tend(now)
+        if not self._has_appetite(now):
+            return []
+        asking = [slot for slot in self.slots.values() if not slot.leaving and (slot.full or slot.stale)]
+        if not asking:
+            return []
+        size = self._settings.batch_size
+        few = max(1, size // len(self.slots))
+        many = max(few, size // max(1, sum(slot.full for slot in asking)))
+        return [self._range(slot, many if slot.full else few) for slot in asking]
+
+    def take(self, ranges: Sequence[Range], fetched: Fetched, now: float) -> int:
+        """Take in what was fetched; returns how many messages were new."""
+        self._wall = (fetched.now, now)
+        before = len(self._known)
+        counts = dict.fromkeys((asked.slot for asked in ranges), 0)
+        slots, known = self.slots, self._known
+        for message in fetched.messages:
+            counts[message.slot] += 1
+            slot = slots.get(message.slot)
+            if slot is None or (slot.rewind_to is not None and message.position > slot.rewind_to):
+                continue  # what lies beyond a rewind is read again, in order
+            if message.position > slot.cursor:
+                slot.cursor = message.position
+            if message.position not in known and not slot.leaving:
+                self._admit(message, slot, now)
+        for asked in ranges:
+            if (slot := slots.get(asked.slot)) is not None:
+                slot.full = counts[asked.slot] >= asked.limit
+                slot.horizon = fetched.horizon
+        return len(known) - before
+
+    def due_heads(self, now: float) -> list[HeldKey]:
+        """Held keys whose message may be tried again; fetch those messages and `take_heads`."""
+        due: list[HeldKey] = []
+        unsettled: list[HeldKey] = []
+        while self._due and self._due[0][0] <= now and len(due) < self._settings.batch_size:
+            _, _, held = heapq.heappop(self._due)
+            if not self._is_current(held) or held.status != "retry" or held.trying:
+                continue
+            if held.position in self._known:
+                unsettled.append(held)  # its last failure is not written down yet
+            elif held.due is not None and held.due <= now:
+                held.trying = True
+                due.append(held)
+        for held in unsettled:
+            self._await_due(held)
+        return due
+
+    def put_heads_back(self, asked: Iterable[HeldKey]) -> None:
+        """They could not be fetched."""
+        for held in asked:
+            held.trying = False
+            self._await_due(held)
+
+    def take_heads(self, asked: Sequence[HeldKey], messages: Iterable[Message], now: float) -> None:
+        found = {message.position: message for message in messages}
+        for held in asked:
+            if not self._is_current(held):
+                continue
+            message = found.get(held.position)
+            if message is None:
+                held.trying = False
+                self._release(held)  # its message is gone: somebody delivered it
+            elif self.slots[message.slot].leaving:
+                held.trying = False  # the next owner tries it
+            elif self._is_superseded(held, message):
+                held.trying = False
+                self._record(message, self.slots[message.slot])
+                self._settlement.superseded.append(message)
+                self._open(held)
+            elif not self._expires(message, self.slots[message.slot], now) and message.position not in self._known:
+                message.attempt = held.attempts + 1
+                self._enter(message, self.slots[message.slot])
+
+    def parked_wants(self) -> list[tuple[Gate, int, int]]:
+        """Which parked rows to read: (gate, after, limit)."""
+        size = self._settings.batch_size
+        barriers = [*self._draining.values(), *self._unpaused_topics()]
+        return [
+            (barrier.name, barrier.cursor, size)
+            for barrier in barriers
+            if barrier.can_be_drained() and self._has_room(barrier.name.topic)
+        ]
+
+    def take_parked(self, gate: Gate, messages: Sequence[Message], limit: int, now: float) -> None:
+        slot = self.slots.get(gate.slot)
+        barrier = self._barrier(gate)
+        if slot is None or barrier is None or slot.leaving or gate.topic in self._paused:
+            return
+        if isinstance(barrier, HeldKey) and barrier.status != "releasing":
+            return
+        for message in messages:
+            barrier.cursor = message.position
+            if message.position not in self._known:
+                self._admit_parked(gate, message, slot, now)
+        if len(messages) < limit:
+            barrier.exhausted = True
+            self._finish(barrier)
+
+    def _has_appetite(self, now: float) -> bool:
+        """Whether to read on. A full outlet is waited for if it drains quickly; a slow one must not stall others."""
+        full = [outlet for outlet in self._outlets if outlet.is_full(self._window, now)]
+        if len(full) == len(self._outlets):
+            return False
+        return not any(outlet.full_for(now) < PATIENCE and outlet.breaker.state == "closed" for outlet in full)
+
+    def _range(self, slot: Slot, limit: int) -> Range:
+        slot.stale = False
+        if slot.rewind_to is not None:
+            slot.cursor, slot.rewind_to = min(slot.cursor, slot.rewind_to), None
+        return Range(slot.number, min(slot.cursor, slot.horizon), limit)
+
+    def _admit(self, message: Message, slot: Slot, now: float) -> None:
+        if message.expires_at is not None and self._expires(message, slot, now):
+            return
+        if self.held and message.key is not None:
+            held = self.held.get((message.topic, message.key))
+            if held is not None:
+                self._skip(held, message, slot, now)
+                return
+        if slot.closed_topics or self._is_closed(message):
+            closed = self._closed_topic(message, slot, now)
+            if closed is not None:
+                self._skip(closed, message, slot, now)
+                return
+        self._enter(message, slot)
+
+    def _admit_parked(self, gate: Gate, message: Message, slot: Slot, now: float) -> None:
+        if message.expires_at is not None and self._expires(message, slot, now):
+            return
+        held = None if message.key is None else self.held.get((message.topic, message.key))
+        if gate.key is None and held is not None:
+            if held.status != "releasing":  # else it reads them itself
+                self._park(held, message)
+            return
+        self._from_parked.add(message.position)
+        self._enter(message, slot)
+
+    def _enter(self, message: Message, slot: Slot) -> None:
+        outlet, latest_only = self._topic(message)
+        name = lane_name(message)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(name, slot.number, message.topic, outlet, latest_only)
+        self._record(message, slot)
+        outlet.in_memory += 1
+        if latest_only and lane.waiting:
+            self._supersede(lane)
+        lane.waiting.append(message)
+        if not lane.queued and not lane.flying:
+            self._queue(lane)
+
+    def _is_superseded(self, held: HeldKey, message: Message) -> bool:
+        return held.skipped_from is not None and self._topic(message)[1]

@@ -1,0 +1,250 @@
+"""What an answer means: delivered, to be tried again, dead, or not the message's fault at all."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from ..errors import NotAttempted
+from ..failures import describe, is_unavailable
+from ..message import Message
+from ..ports import Dead, Gate, Refund, Retry, Settled, Settlement
+from .barriers import Barriers
+from .breaker import Failure
+from .gates import HeldKey, Slot
+from .memory import BreakerChanged, lane_name
+from .outlet import Lane, Outlet
+
+
+class Verdicts(Barriers):
+    def answer(self, message: Message, error: BaseException | None, now: float) -> None:
+        """A publisher said what became of a message. Settle its key only up to the first unanswered one."""
+        lane = self._lanes[lane_name(message)]
+        lane.outlet.unanswered -= 1
+        flying = lane.flying
+        if flying[0] is not message:
+            lane.answers = lane.answers or {}
+            lane.answers[message.position] = error
+            return
+        flying.pop(0)
+        self._decide(lane, message, error, now)
+        while lane.answers and flying and flying[0].position in lane.answers:
+            following = flying.pop(0)
+            self._decide(lane, following, lane.answers.pop(following.position), now)
+        if not flying:
+            self._landed(lane)
+
+    def call_ended(self, outlet: Outlet, now: float) -> None:
+        """A publish call is over. A probe that came to nothing must not leave the breaker half-open for ever."""
+        outlet.calls -= 1
+        if outlet.breaker.state == "half-open" and outlet.unanswered == 0:
+            outlet.breaker.probe_lost(now, self._settings.breaker_initial)
+
+    def take_settlement(self) -> Settlement | None:
+        """What is to be written down, if anything."""
+        if not self._settlement:
+            return None
+        settlement, self._settlement = self._settlement, self._new_settlement()
+        settlement.epochs = self.epochs()
+        self._under_way = settlement
+        return settlement
+
+    def settled(self, settlement: Settlement, result: Settled) -> None:
+        """It is in the database: forget these messages."""
+        for message in settlement.delivered:
+            self._forget(message)
+        for entry in (*settlement.retries, *settlement.dead):
+            self._forget(entry.message)
+        for message in settlement.superseded:
+            self._forget(message)
+        for gate in settlement.released:
+            self._released(gate, gate in result.still_parked)
+        for dead in settlement.dead:
+            held = self._held_by(dead.message)
+            if held is not None and held.provisional:
+                self._open(held)
+        for refund in settlement.refunds:
+            self._refunded(refund.message)
+        for gate, _ in settlement.parked:
+            barrier = self._barrier(gate)
+            if barrier is not None:
+                barrier.unsettled = max(0, barrier.unsettled - 1)
+        self._under_way = None
+        self.lose(result.refused)
+
+    def _decide(self, lane: Lane, message: Message, error: BaseException | None, now: float) -> None:
+        if error is None:
+            self._delivered(lane, message)
+        elif self._is_blameless(lane, message, error, now):
+            lane.returned.append(message)
+        else:
+            self._failed(lane, message, error, now)
+
+    def _is_blameless(self, lane: Lane, message: Message, error: BaseException, now: float) -> bool:
+        """Whether no attempt is counted: it was not tried, or it was the destination's fault."""
+        if lane.lost or isinstance(error, NotAttempted):
+            return True
+        if is_unavailable(error) and not self._is_to_blame(lane, message, error, now):
+            return True
+        return self._is_misjudged(lane, message, error, now)
+
+    def _delivered(self, lane: Lane, message: Message) -> None:
+        outlet = lane.outlet
+        outlet.in_memory -= 1
+        self._settlement.delivered.append(message)
+        if outlet.breaker.succeeded(message):
+            self.changes.append(BreakerChanged(outlet, "closed"))
+        if lane.returned or (self.held and not lane.lost and message.key is not None):
+            self._delivered_though_held(lane, message)
+
+    def _delivered_though_held(self, lane: Lane, message: Message) -> None:
+        if lane.returned:
+            self.out_of_order.append((lane.outlet, message))
+        held = self.held.get((message.topic, message.key))
+        if held is not None and held.message_id == message.id:
+            self._open(held)
+        elif held is not None and held.status != "releasing":
+            self.out_of_order.append((lane.outlet, message))
+
+    def _is_to_blame(self, lane: Lane, message: Message, error: BaseException, now: float) -> bool:
+        breaker = lane.outlet.breaker
+        was = breaker.state
+        to_blame = breaker.unavailable(
+            message, describe(error), now, self._random, getattr(error, "retry_after", None)
+        )  # fmt: skip
+        if was == "closed" and breaker.state == "tripped":
+            self.changes.append(BreakerChanged(lane.outlet, "tripped"))
+        return to_blame
+
+    def _is_misjudged(self, lane: Lane, message: Message, error: BaseException, now: float) -> bool:
+        """Whether this failure is the last of a row that means the destination is broken; if so, give all back."""
+        breaker = lane.outlet.breaker
+        was = breaker.state
+        failure = Failure(message, message.attempt - 1)
+        misjudged = breaker.refused(lane.name, failure, describe(error), now, self._random)
+        if (was == "closed") != (breaker.state == "closed"):
+            self.changes.append(BreakerChanged(lane.outlet, "closed" if breaker.state == "closed" else "tripped"))
+        if misjudged:
+            for earlier in breaker.take_refunds():
+                self._refund(earlier, message, now)
+        return misjudged
+
+    def _refund(self, failure: Failure, current: Message, now: float) -> None:
+        message = failure.message
+        if message.id == current.id:
+            current.attempt = failure.attempts + 1
+        if message.slot not in self.slots:
+            return
+        held = self._held_by(message)
+        if held is not None:
+            held.attempts = failure.attempts
+            if message.id != current.id:
+                held.status, held.due, held.parking, held.provisional = "retry", now, False, False
+        if message.id != current.id or held is not None:
+            self._settlement.refunds.append(Refund(message, failure.attempts))
+
+    def _refunded(self, message: Message) -> None:
+        """The row is back at its place: on hold and due, or in the hot table."""
+        held = self._held_by(message)
+        slot = self.slots.get(message.slot)
+        if held is not None:
+            self._await_due(held)
+        elif slot is not None and message.key is not None:
+            slot.rewind(message.position)
+
+    def _failed(self, lane: Lane, message: Message, error: BaseException, now: float) -> None:
+        permanent = bool(getattr(error, "permanent", False))
+        lane.outlet.in_memory -= 1
+        delay = None if permanent else self._settings.retry.delay(message.attempt, error, message.type, self._random)
+        if delay is None:
+            self._bury(message, "rejected" if permanent else "attempts", describe(error), may_hold=True, now=now)
+            return
+        self._settlement.retries.append(Retry(message, message.attempt, delay, describe(error)))
+        if message.key is not None:
+            self._hold(message, "retry", now, now + delay)
+
+    def _bury(self, message: Message, reason: str, error: str, *, may_hold: bool, now: float = 0.0) -> None:
+        holding = may_hold and message.key is not None and self._blocks(message)
+        revive_after = self._settings.revive_after.value_for(message.topic, message.type)
+        self._settlement.dead.append(Dead(message, message.attempt, reason, error, holding, revive_after))
+        if holding:
+            self._hold(message, "dead", now, None)
+        elif may_hold and message.key is not None:
+            # Later ones may go on, but only once this is written down: after a crash it would be tried behind them.
+            self._hold(message, "dead", now, None).provisional = True
+        elif (held := self._held_by(message)) is not None:
+            self._open(held)
+
+    def _blocks(self, message: Message) -> bool:
+        return message.sequence is not None or self._settings.blocks(message.topic, message.type, message.key)
+
+    def _hold(self, message: Message, status: Literal["retry", "dead"], now: float, due: float | None) -> HeldKey:
+        was = self.held.get((message.topic, message.key))
+        gate = Gate(message.slot, message.topic, message.key)
+        held = HeldKey(
+            name=gate, since=now, message_id=message.id, position=message.position, attempts=message.attempt,
+            status=status, due=due, parked=message.position in self._from_parked,
+        )  # fmt: skip
+        if was is not None:
+            held.parked, held.skipped_from = held.parked or was.parked, was.skipped_from
+            held.skipped, held.skipped_to = was.skipped, was.skipped_to
+            held.unsettled = was.unsettled
+            self._draining.pop(was.name, None)
+        self._remember(held)
+        return held
+
+    def _expires(self, message: Message, slot: Slot, now: float) -> bool:
+        """An expired message is never sent: it is dead with that reason, and never holds its key."""
+        if message.expires_at is None or self._wall is None:
+            return False
+        wall, at = self._wall
+        if message.expires_at > wall + timedelta(seconds=now - at):
+            return False
+        if message.position not in self._known:
+            self._record(message, slot)
+        self._bury(message, "expired", f"expired at {message.expires_at.isoformat()}", may_hold=False)
+        return True
+
+    def _supersede(self, lane: Lane) -> None:
+        older = lane.waiting.pop()
+        lane.outlet.in_memory -= 1
+        self._settlement.superseded.append(older)
+
+    def _landed(self, lane: Lane) -> None:
+        """Nothing of this lane is in flight any more."""
+        if lane.returned:
+            lane.waiting[:0] = lane.returned
+            lane.returned.clear()
+        if not lane.lost:
+            held = self.held.get(lane.name) if self.held else None
+            slot = self.slots[lane.slot]
+            if lane.waiting and (slot.leaving or self._is_behind(lane, held)):
+                self._drop_waiting(lane)
+            elif lane.waiting:
+                if not lane.queued:
+                    self._queue(lane)
+                return
+        if lane.queued:
+            lane.outlet.ready.remove(lane)
+            lane.queued = False
+        lane.outlet.in_memory -= len(lane.waiting)
+        lane.waiting.clear()
+        self._lanes.pop(lane.name, None)
+        self._lane_emptied(lane)
+
+    def _is_behind(self, lane: Lane, held: HeldKey | None) -> bool:
+        """Whether what waits in the lane must not go on."""
+        if self._paused and lane.topic in self._paused:
+            return True
+        if held is None or held.status == "releasing":
+            return False
+        return lane.waiting[0].id != held.message_id
+
+    def _lane_emptied(self, lane: Lane) -> None:
+        held = self._draining_key(lane)
+        if held is not None and held.exhausted:
+            self._finish(held)
+
+    def _draining_key(self, lane: Lane) -> HeldKey | None:
+        held = self.held.get(lane.name) if self._draining and not lane.lost else None
+        return held if held is not None and held.name in self._draining else None

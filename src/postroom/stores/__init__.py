@@ -1,0 +1,1 @@
+"""Adapters to databases, one file each."""

@@ -1,0 +1,285 @@
+"""What every SQL store shares: the port of `ports.Store` over a SQLAlchemy engine, one short transaction per method.
+
+A database is a `SqlDialect` and a subclass that says how to connect. The work itself is done by plain functions over a
+`Transaction`, in the files named `sql_…`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+
+from sqlalchemy import ClauseElement, Connection, Dialect, bindparam
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ..clock import Clock
+from ..errors import StoreError, StoreUnavailable, TablesMissing
+from ..message import Message
+from ..ports import (
+    NO_LIMIT,
+    Beat,
+    Due,
+    Entry,
+    Fetched,
+    Gate,
+    Hold,
+    Lease,
+    Leases,
+    Query,
+    Range,
+    Settled,
+    Settlement,
+    Status,
+    Store,
+)
+from ..redact import redact
+from . import sql_leases, sql_read, sql_settle, sql_setup, sql_tend
+from .schema import define_tables, prefix_of
+from .sql_rows import Prepared, range_values, read_message, select_lowest, select_parked, select_ranges
+from .sql_transaction import SqlDialect, Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Rows = Sequence[Sequence[Any]]
+
+
+class SqlStore(Store):
+    """Subclasses say how to connect (`_create_engine`) and what is different (`dialect`)."""
+
+    dialect = SqlDialect()
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "default",
+        prefix: str | None = None,
+        schema: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.tables = define_tables(prefix=prefix_of(name, prefix), schema=schema)
+        self._shown_url = redact(url)
+        self._clock = clock
+        self._engine: AsyncEngine | None = None
+        self._prepared: dict[object, Prepared] = {}
+
+    @abstractmethod
+    def _create_engine(self) -> AsyncEngine:
+        """Called by `open`, never before: nothing may connect before a process forks."""
+
+    # --- open and close
+
+    async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
+        """Once everything is there it only reads. Opening an open store checks again."""
+        if self._engine is not None:
+            return await self._set_up(claim, create_tables)
+        try:
+            await self._connect(create_tables)
+            await self._set_up(claim, create_tables)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _set_up(self, claim: str | None, create_tables: bool) -> None:
+        if not await self._read(sql_setup.is_set_up):
+            await self._write(sql_setup.set_up, create_tables)
+        await self._read(sql_setup.check)
+        if claim is not None and (await self._read(sql_setup.read_meta)).claim != claim:
+            await self._write(sql_setup.set_claim, claim)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        self._prepared.clear()
+        if engine is not None:
+            await engine.dispose()
+
+    async def _connect(self, create_tables: bool) -> None:
+        self._engine = self._create_engine()
+
+    # --- transactions
+
+    async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the function in a transaction that only reads."""
+        return await self._perform(False, lambda transaction: work(transaction, *args, **kwargs))
+
+    async def _write(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._perform(True, lambda transaction: work(transaction, *args, **kwargs))
+
+    async def _perform(self, write: bool, work: Callable[[Transaction], T]) -> T:
+        with self._errors_translated():
+            async with self._begin(write) as connection:
+                return await connection.run_sync(lambda sync: work(self._transaction(sync)))
+
+    @asynccontextmanager
+    async def _begin(self, write: bool) -> AsyncGenerator[AsyncConnection]:
+        async with self._opened().begin() as connection:
+            yield connection
+
+    def _transaction(self, connection: Connection) -> Transaction:
+        return Transaction(connection, self.tables, self.dialect, self._clock)
+
+    def _opened(self) -> AsyncEngine:
+        return self._engine or self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StoreError(f"the store {self._shown_url} is not open: await store.open() first")
+
+    # --- errors
+
+    @contextmanager
+    def _errors_translated(self) -> Generator[None]:
+        """The one place where errors of SQLAlchemy and of the driver become ours."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._translate(error.orig or error) from error
+        except (SQLAlchemyError, *self.dialect.driver_errors) as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: BaseException) -> StoreError:
+        if self.dialect.is_unavailable(error):
+            return StoreUnavailable(f"{self._shown_url}: {error}")
+        if self.dialect.is_table_missing(error):
+            return TablesMissing(f"{self._shown_url}: {error}; run 'postroom init'")
+        return StoreError(f"{self._shown_url}: {error}")
+
+    # --- leases
+
+    async def renew(self, beat: Beat) -> Leases:
+        return await self._write(sql_leases.renew, beat)
+
+    async def acquire(self, relay: str, slots: Sequence[int], ttl: float) -> Mapping[int, Lease]:
+        return await self._write(sql_leases.acquire, relay, slots, ttl)
+
+    async def release(self, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], leave: bool) -> None:
+        await self._write(sql_leases.release, relay, epochs, marks, leave)
+
+    # --- the flow
+
+    async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
+        """With a `limit`, at most so many rows in all: those with the lowest positions.
+
+        Slots that are read in step touch each page of the database once; read each at its own pace, they drift apart,
+        and a batch of deletes writes as many pages as it has rows.
+        """
+        messages = await self._fetch(ranges, limit) if ranges else []
+        return Fetched(messages, NO_LIMIT, await self._now())
+
+    async def _fetch(self, ranges: Sequence[Range], limit: int | None) -> list[Message]:
+        select_rows, count = select_ranges if limit is None else select_lowest, len(ranges)
+        prepared = self._prepare((select_rows, count), lambda: select_rows(self.tables.hot, count))
+        rows = await self._driver_rows(prepared.sql, prepared.bind({**range_values(ranges), "limit": limit}))
+        return [read_message(row) for row in rows]
+
+    async def fetch_heads(self, heads: Sequence[tuple[int, int]]) -> list[Message]:
+        return await self._read(sql_read.fetch_heads, heads) if heads else []
+
+    async def fetch_parked(self, gate: Gate, after: int, limit: int) -> list[Message]:
+        parked = self.tables.parked
+        is_behind = parked.c.behind == bindparam("behind") if gate.key is None else parked.c.key == bindparam("key")
+        prepared = self._prepare("topic" if gate.key is None else "key", lambda: select_parked(parked, is_behind))
+        values = {"slot": gate.slot, "topic": gate.topic, "key": gate.key, "behind": "topic"}
+        rows = await self._driver_rows(prepared.sql, prepared.bind({**values, "after": after, "limit": limit}))
+        return [read_message(row) for row in rows]
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        return await uninterrupted(self._write(sql_settle.settle, settlement))
+
+    async def due(self, slots: Sequence[int], limit: int) -> Due:
+        """Asked often and seldom with something to do: only then does it write."""
+        wait = await self._read(sql_tend.next_in, slots)
+        return await self._write(sql_tend.move_due, slots, limit) if wait == 0 else Due(0, wait)
+
+    async def gates(self, slots: Sequence[int]) -> tuple[list[Hold], list[Gate]]:
+        return await self._read(sql_read.gates, slots)
+
+    async def releasing(self, slots: Sequence[int]) -> list[Hold]:
+        return await self._read(sql_read.releasing, slots)
+
+    async def _now(self) -> datetime:
+        if self._clock is not None:
+            return self._clock.now()
+        return await self._read(lambda transaction: transaction.now)
+
+    def _prepare(self, name: object, statement: Callable[[], ClauseElement]) -> Prepared:
+        prepared = self._prepared.get(name)
+        if prepared is None:
+            dialect: Dialect = self._opened().dialect
+            prepared = self._prepared[name] = Prepared(statement(), dialect)
+        return prepared
+
+    async def _driver_rows(self, sql: str, parameters: tuple[Any, ...]) -> Rows:
+        """The rows as the driver returns them."""
+
+        def run(transaction: Transaction) -> Rows:
+            return transaction.connection.exec_driver_sql(sql, parameters).all()
+
+        return await self._read(run)
+
+    # --- breakers: whose turn it is to probe, and good news
+
+    async def take_probe(self, destination: str, relay: str, ttl: float) -> bool:
+        return await self._write(sql_leases.take_probe, destination, relay, ttl)
+
+    async def report_trip(self, destination: str, relay: str, error: str) -> None:
+        await self._write(sql_leases.report_trip, destination, relay, error)
+
+    async def report_success(self, destination: str) -> None:
+        await self._write(sql_leases.report_success, destination)
+
+    async def successes(self) -> Mapping[str, int]:
+        return await self._read(sql_leases.successes)
+
+    # --- upkeep and the desk
+
+    async def clean(self, *, retention: float | None, limit: int) -> int:
+        return await self._write(sql_tend.clean, retention, limit)
+
+    async def revive(self, ids: Sequence[str]) -> int:
+        return await self._write(sql_tend.revive, ids)
+
+    async def discard(self, ids: Sequence[str]) -> int:
+        return await self._write(sql_tend.discard, ids)
+
+    async def replay(self, ids: Sequence[str], *, new_id: bool) -> int:
+        return await self._write(sql_tend.replay, ids, new_id)
+
+    # --- readers
+
+    async def status(self) -> Status:
+        return await self._read(sql_read.status, self.name)
+
+    async def entries(self, query: Query) -> list[Entry]:
+        return await self._read(sql_read.entries, query)
+
+    async def entry(self, id: str) -> Entry | None:
+        return await self._read(sql_read.entry, id)
+
+    async def holds(self, topic: str | None = None, key: str | None = None, limit: int = 100) -> list[Hold]:
+        return await self._read(sql_read.holds, topic, key, limit)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Await something to its end, even when cancelled meanwhile; only then is the cancellation raised.
+
+    What a destination has confirmed must reach the database: a settlement that is given up half-way is a duplicate. And
+    a connection that others wait for must not be left in the middle of a transaction.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                continue
+        if not task.cancelled():
+            task.exception()  # seen: the caller is told of its cancellation instead
+        raise

@@ -1,0 +1,18 @@
+"""For tests of applications and of adapters: fakes, and the contract suites that every adapter must pass.
+
+`postroom.testing.store_contract` needs pytest and pytest-asyncio.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .clock import FakeClock
+
+__all__ = ["FakeClock"]
+
+if "pytest" in sys.modules:
+    import pytest
+
+    # So that a failing contract shows both sides of its assertion in the adapter author's tests too.
+    pytest.register_assert_rewrite("postroom.testing.store_contract")

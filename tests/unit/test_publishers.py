@@ -1,0 +1,704 @@
+"""The publishers that need nothing, beyond what the contract suite asks of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import gc
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postroom import registry
+from postroom.errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
+from postroom.failures import is_unavailable
+from postroom.message import Message
+from postroom.ports import Publisher
+from postroom.publishers import stream
+from postroom.publishers.callable import CallablePublisher
+from postroom.publishers.memory import MemoryPublisher
+from postroom.publishers.stream import FilePublisher, StdoutPublisher, line_of
+from postroom.testing.batch import RecordingBatch, hand_over
+
+JSON = "application/json"
+PATIENCE = 10.0
+
+
+def message(key: str | None = "a", payload: Any = b"{}", content_type: str | None = JSON, **fields: Any) -> Message:
+    return Message(topic="orders", key=key, payload=payload, content_type=content_type, **fields)
+
+
+def messages(keys: Iterable[str | None]) -> list[Message]:
+    return [message(key) for key in keys]
+
+
+async def publish(publisher: Publisher, batch: Iterable[Message], timeout: float = 5.0) -> RecordingBatch:
+    recording = await hand_over(publisher, RecordingBatch(batch, timeout))
+    assert not recording.violations
+    return recording
+
+
+def kinds(batch: RecordingBatch) -> list[str]:
+    """What each message was answered with, in the order of the batch."""
+    return [type(batch.error_of(message)).__name__ for message in batch.messages]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
+def run(program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=True, **options)
+
+
+@pytest.mark.parametrize("name", ["stdout", "file", "memory"])
+def test_they_are_found_by_the_scheme_of_their_url(name: str) -> None:
+    publisher = registry.load(registry.PUBLISHERS, name)("file:out.jsonl" if name == "file" else f"{name}:")
+    assert publisher.features.ordered
+
+
+class TestLine:
+    def payload_of(self, payload: Any, content_type: str | None = JSON) -> Any:
+        return json.loads(line_of(message(payload=payload, content_type=content_type)))["payload"]
+
+    def test_it_holds_what_a_consumer_needs(self) -> None:
+        created_at = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+        fields: dict[str, Any] = {"type": "Placed", "sequence": 3, "generation": 1, "attempt": 2, "headers": {"a": "ü"}}
+        sent = message(created_at=created_at, **fields)
+        assert json.loads(line_of(sent)) == {
+            "id": sent.id,
+            "topic": "orders",
+            "key": "a",
+            "type": "Placed",
+            "sequence": 3,
+            "attempt": 2,
+            "created_at": "2030-01-02T03:04:05+00:00",
+            "content_type": JSON,
+            "headers": sent.wire_headers(),
+            "payload": {},
+        }
+
+    @pytest.mark.parametrize("content_type", [JSON, "application/json; charset=utf-8", "application/cloudevents+json"])
+    def test_json_stays_json(self, content_type: str) -> None:
+        assert self.payload_of(b'{"a": [1, "\xc3\xbc"]}', content_type) == {"a": [1, "ü"]}
+
+    def test_no_digit_of_json_changes(self) -> None:
+        number = b"1.000000000000000000000000000000000001"
+        assert number in line_of(message(payload=b'{"price": %s}' % number))
+
+    def test_it_is_one_line(self) -> None:
+        line = line_of(message(payload=b'{\n  "a": "x\\ny"\r\n}'))
+        assert line.count(b"\n") == 1
+        assert json.loads(line)["payload"] == {"a": "x\ny"}
+
+    @pytest.mark.parametrize("payload", ["{", "NaN", "[1,]", "[" * 100_000, "\ufeff{}"])
+    def test_what_only_claims_to_be_json_is_text(self, payload: str) -> None:
+        assert self.payload_of(payload.encode()) == payload
+
+    def test_other_text_is_text_and_the_rest_is_base64(self) -> None:
+        assert self.payload_of(b'{"a": 1}', "text/plain") == '{"a": 1}'
+        assert self.payload_of(b"", None) == ""
+        assert self.payload_of(b"\xff\xfe") == {"base64": "//4="}
+        assert self.payload_of(None) is None
+
+    def test_half_a_character_does_no_harm(self) -> None:
+        sent = message(headers={"name": "\ud83d"})
+        assert json.loads(line_of(sent))["headers"]["name"] == "\ud83d"
+
+
+class TestFile:
+    async def test_lines_are_appended(self, tmp_path: Path) -> None:
+        path = tmp_path / "out.jsonl"
+        path.write_text("already here\n")
+        sent = messages("ab")
+        await publish(FilePublisher(f"file://{path}"), sent)
+        assert path.read_bytes() == b"already here\n" + b"".join(map(line_of, sent))
+
+    @pytest.mark.parametrize("rest", ["", '{"id": "torn', "\n"])
+    async def test_a_line_cut_by_a_crash_does_not_spoil_the_next(self, tmp_path: Path, rest: str) -> None:
+        path = tmp_path / "out.jsonl"
+        path.write_text(f"whole\n{rest}")
+        sent = message()
+        await publish(FilePublisher(f"file://{path}"), [sent])
+        assert path.read_bytes().splitlines()[-1] + b"\n" == line_of(sent)
+        assert "".join(path.read_text().splitlines()[:-1]) == f"whole{rest}".replace("\n", "")
+
+    @pytest.mark.parametrize(("option", "times"), [("", 2), ("?fsync=true", 2), ("?fsync=false", 0)])
+    async def test_a_batch_is_synced_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, times: int
+    ) -> None:
+        synced: list[bool] = []
+        monkeypatch.setattr(stream, "_sync", lambda descriptor, directory: synced.append(directory is not None))
+        publisher = FilePublisher(f"file://{tmp_path}/out.jsonl{option}")
+        for _ in range(2):
+            await publish(publisher, messages("abc"))
+        assert synced == [True, False][:times]
+
+    async def test_a_batch_is_on_the_disk_before_it_is_answered(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(descriptor: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        batch = await publish(FilePublisher(f"file://{tmp_path}/out.jsonl"), messages("ab"))
+        assert kinds(batch) == ["DestinationUnavailable"] * 2
+
+    @pytest.mark.parametrize("place", ["missing/out.jsonl", "directory", "pipe"])
+    async def test_a_file_that_cannot_be_written_is_an_outage_that_names_it(self, tmp_path: Path, place: str) -> None:
+        (tmp_path / "directory").mkdir()
+        os.mkfifo(tmp_path / "pipe")
+        batch = await publish(FilePublisher(f"file://{tmp_path / place}"), messages("ab"))
+        assert kinds(batch) == ["DestinationUnavailable"] * 2
+        assert str(tmp_path / place) in str(batch.error_of(batch.messages[0]))
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+    async def test_a_full_disk_is_an_outage(self) -> None:
+        batch = await publish(FilePublisher("file:///dev/full"), messages("aab"))
+        assert kinds(batch) == ["DestinationUnavailable"] * 3
+        assert "No space left on device" in str(batch.error_of(batch.messages[0]))
+
+    async def test_a_large_batch_goes_in_pieces_and_stops_at_the_first_that_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stream, "LARGEST_PIECE", 4)
+        path = tmp_path / "out.jsonl"
+        publisher = FilePublisher(f"file://{path}")
+        writes: list[int] = []
+
+        def sync(descriptor: int, directory: str | None) -> None:
+            writes.append(descriptor)
+            if len(writes) == 2:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(stream, "_sync", sync)
+        batch = await publish(publisher, messages("abcabca"))
+        assert kinds(batch) == ["NoneType"] * 2 + ["DestinationUnavailable"] * 2 + ["NotAttempted"] * 3
+        assert len(path.read_bytes().splitlines()) == 4
+
+    async def test_several_processes_may_write_to_one_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "out.jsonl"
+        program = """if True:
+            import asyncio, sys
+            from postroom.message import Message
+            from postroom.publishers.stream import FilePublisher
+            from postroom.testing.batch import RecordingBatch, hand_over
+
+            async def main():
+                publisher = FilePublisher(f"file://{sys.argv[1]}?fsync=false")
+                for _ in range(20):
+                    batch = RecordingBatch([Message(topic="t", payload=b"x" * 5000) for _ in range(10)])
+                    await hand_over(publisher, batch)
+                    assert len(batch.delivered) == 10
+
+            asyncio.run(main())
+        """
+        await asyncio.gather(*(asyncio.to_thread(run, program, str(path)) for _ in range(4)))
+        ids = [json.loads(line)["id"] for line in path.read_bytes().splitlines()]
+        assert len(set(ids)) == len(ids) == 800
+
+    async def test_the_place_is_settled_when_it_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        publisher = FilePublisher("file:sub%20folder/out.jsonl")
+        (tmp_path / "sub folder").mkdir()
+        monkeypatch.chdir("/")
+        assert not (await publish(publisher, [message()])).failed
+        assert (tmp_path / "sub folder" / "out.jsonl").exists()
+
+    @pytest.mark.parametrize("url", ["file:/tmp/x.jsonl", "file:///tmp/x.jsonl", "file://localhost/tmp/x.jsonl"])
+    def test_an_absolute_path_may_be_written_in_three_ways(self, url: str) -> None:
+        assert FilePublisher(url).path == "/tmp/x.jsonl"
+
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("file:", "names no file"),
+            ("file:///tmp/", "names no file"),
+            ("file:x%00y", "names no file"),
+            ("file://tmp/x.jsonl", "names the host 'tmp'"),
+            ("file:x?sync=1", "unknown option 'sync'; known: fsync"),
+            ("file:x?fsync=maybe", "must be 'true' or 'false'"),
+            ("file:x?fsync=true&fsync=false", "gives an option twice"),
+        ],
+    )
+    def test_a_wrong_url_is_explained(self, url: str, words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            FilePublisher(url)
+
+
+class TestStdout:
+    PROGRAM = """if True:
+        import asyncio, sys
+        from postroom.message import Message
+        from postroom.publishers.stream import StdoutPublisher
+        from postroom.testing.batch import RecordingBatch, hand_over
+
+        messages = [Message(topic="t", payload=b"x" * 100_000, id=str(n)) for n in range(5)]
+        print("before")
+        batch = asyncio.run(hand_over(StdoutPublisher(), RecordingBatch(messages)))
+        print([repr(error)[:100] for error in batch.answers.values()], file=sys.stderr)
+    """
+
+    def test_lines_go_to_the_standard_output_in_order(self) -> None:
+        done = run(self.PROGRAM, stderr=subprocess.PIPE)
+        first, *lines = done.stdout.splitlines()
+        assert first == b"before"
+        assert [json.loads(line)["id"] for line in lines] == ["0", "1", "2", "3", "4"]
+
+    def test_a_reader_that_went_away_is_an_outage(self) -> None:
+        command = [sys.executable, "-c", self.PROGRAM]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            errors = process.stderr.read().decode()
+        assert process.returncode == 0
+        assert errors.count("DestinationUnavailable") == 5
+        assert "Broken pipe" in errors
+
+    async def test_what_stands_in_for_it_is_respected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent = messages("ab")
+        for stand_in in (io.StringIO(), io.TextIOWrapper(io.BytesIO()), io.BytesIO()):
+            monkeypatch.setattr(sys, "stdout", stand_in)
+            assert not (await publish(StdoutPublisher(), sent)).failed
+            stand_in.seek(0)
+            assert [json.loads(line)["id"] for line in stand_in] == [each.id for each in sent]
+
+    async def test_a_process_without_one_has_an_outage(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdout", None)
+        assert kinds(await publish(StdoutPublisher(), [message()])) == ["DestinationUnavailable"]
+
+    async def test_a_closed_one_is_an_outage(self) -> None:
+        output = io.StringIO()
+        output.close()
+        assert kinds(await publish(StdoutPublisher(stream=output), [message()])) == ["DestinationUnavailable"]
+
+    async def test_a_line_that_could_not_be_finished_is_ended_before_the_next(self) -> None:
+        output, descriptor = os.pipe()
+        with open(descriptor, "wb") as end, open(output, "rb") as reader:
+            publisher = StdoutPublisher(stream=end)
+            torn = message(payload=b"x" * 1_000_000)
+            batch = await publish(publisher, [torn, message("b")], timeout=1.0)
+            assert all(error is not None and is_unavailable(error) for error in batch.answers.values())
+            data: list[bytes] = []
+            reading = threading.Thread(target=lambda: data.extend(reader))
+            reading.start()
+            sent = messages("ab")
+            assert not (await publish(publisher, sent)).failed
+            end.close()
+            reading.join()
+        assert len(data) == 3
+        assert data[1:] == [line_of(each) for each in sent]
+
+    @pytest.mark.parametrize("url", ["stdout:", "stdout://"])
+    def test_its_url_is_just_a_scheme(self, url: str) -> None:
+        StdoutPublisher(url)
+
+    @pytest.mark.parametrize(("url", "words"), [("stdout:x", "write 'stdout:'"), ("stdout:?a=1", "it knows none")])
+    def test_a_wrong_url_is_explained(self, url: str, words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            StdoutPublisher(url)
+
+
+class TestMemory:
+    async def test_it_keeps_what_it_is_told_to(self) -> None:
+        sent = messages("abcde")
+        for url, kept in (("memory:", sent), ("memory:?keep=2", sent[-2:]), ("memory:?keep=0", [])):
+            publisher = MemoryPublisher(url)
+            await publish(publisher, sent[:3])
+            await publish(publisher, sent[3:])
+            assert publisher.messages == kept
+            assert publisher.count == 5
+
+    async def test_it_fails_with_what_it_is_told(self) -> None:
+        publisher = MemoryPublisher()
+        publisher.fail_with(KeyError("x"))
+        assert kinds(await publish(publisher, messages("aab"))) == ["KeyError"] * 3
+        publisher.recover()
+        publisher.reject(lambda message: message.key == "a", ValueError("y"))
+        assert kinds(await publish(publisher, messages("aab"))) == ["ValueError", "NotAttempted", "NoneType"]
+        publisher.recover()
+        assert kinds(await publish(publisher, messages("aab"))) == ["NoneType"] * 3
+        assert publisher.count == 4
+
+    async def test_messages_without_a_key_are_refused_one_by_one(self) -> None:
+        publisher = MemoryPublisher()
+        sent = messages([None] * 3)
+        publisher.reject(lambda message: message is sent[0])
+        assert kinds(await publish(publisher, sent)) == ["MessageRejected", "NoneType", "NoneType"]
+
+    @pytest.mark.parametrize(
+        "url", ["memory:x", "memory:?keep=-1", "memory:?keep=", "memory:?keep=many", "memory:?size=1"]
+    )
+    def test_a_wrong_url_is_explained(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match="keep"):
+            MemoryPublisher(url)
+
+
+class Asynchronous:
+    """An object whose instances are called like async functions."""
+
+    def __init__(self) -> None:
+        self.taken: list[Message] = []
+
+    async def __call__(self, message: Message) -> None:
+        await asyncio.sleep(0)
+        self.taken.append(message)
+
+
+class TestCallableForms:
+    async def test_every_kind_of_function_is_really_run(self) -> None:
+        taken = Asynchronous()
+
+        async def coroutine(message: Message, *_: object) -> None:
+            await taken(message)
+
+        class Synchronous:
+            def __call__(self, message: Message) -> None:
+                taken.taken.append(message)
+
+        functions: list[Callable[..., object]] = [
+            coroutine,
+            functools.partial(coroutine),
+            taken,
+            functools.partial(taken),
+            taken.__call__,
+            lambda message: coroutine(message),
+            Synchronous(),
+            taken.taken.append,
+        ]
+        for number, function in enumerate(functions, start=1):
+            publisher = CallablePublisher(function)
+            assert not (await publish(publisher, [message()])).failed
+            assert len(taken.taken) == number
+            await publisher.close()
+
+    @pytest.mark.parametrize("result", [None, False, 0, "no", ValueError("returned")])
+    async def test_what_it_returns_does_not_matter(self, result: object) -> None:
+        async def on_loop(message: Message) -> object:
+            return result
+
+        for function in (on_loop, lambda _: result):
+            assert not (await publish(CallablePublisher(function), [message()])).failed
+
+    async def test_a_sync_function_does_not_run_on_the_loop(self) -> None:
+        threads: list[threading.Thread] = []
+        variable = contextvars.ContextVar("variable", default="unset")
+        variable.set("set")
+        publisher = CallablePublisher(
+            lambda _: threads.append(threading.current_thread()) or seen.append(variable.get())
+        )
+        seen: list[str] = []
+        await publish(publisher, messages("aaa"))
+        assert threads[0] is not threading.current_thread()
+        assert len(set(threads)) == 1
+        assert seen == ["set"] * 3
+        await publisher.close()
+        await until(lambda: not threads[0].is_alive())
+        assert not (await publish(publisher, messages("a"))).failed
+
+    def test_it_may_outlive_a_loop(self) -> None:
+        async def slow(message: Message) -> None:
+            await asyncio.sleep(0.001)
+
+        publisher = CallablePublisher(slow, concurrency=1)
+        for _ in range(2):
+            batch = asyncio.run(publish(publisher, messages("abc")))
+            assert not batch.failed
+
+    def test_wrong_functions_are_refused_at_once(self) -> None:
+        def generator(message: Message) -> Any:
+            yield
+
+        async def async_generator(message: Message) -> Any:
+            yield
+
+        def no_parameter() -> None: ...
+
+        def two_parameters(message: Message, context: object) -> None: ...
+
+        def named_parameter(message: Message, *, context: object) -> None: ...
+
+        wrong: list[Any] = [None, "print", generator, async_generator, no_parameter, two_parameters, named_parameter]
+        for function in wrong:
+            with pytest.raises(ConfigurationError):
+                CallablePublisher(function)
+
+    @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"unavailable": "KeyError"}, {"unavailable": (int,)}])
+    def test_wrong_settings_are_refused_at_once(self, settings: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError):
+            CallablePublisher(print, **settings)
+
+
+class TestCallableOrder:
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    async def test_keys_run_at_the_same_time_and_each_in_turn(self, kind: str) -> None:
+        running: set[str | None] = set()
+        most = 0
+        overlapped = False
+
+        def enter(message: Message) -> None:
+            nonlocal most, overlapped
+            overlapped |= message.key in running
+            running.add(message.key)
+            most = max(most, len(running))
+
+        async def on_loop(message: Message) -> None:
+            enter(message)
+            await asyncio.sleep(0.005)
+            running.discard(message.key)
+
+        def in_thread(message: Message) -> None:
+            enter(message)
+            time.sleep(0.005)
+            running.discard(message.key)
+
+        publisher = CallablePublisher(on_loop if kind == "async" else in_thread, concurrency=4)
+        calls = [messages(f"{call}{n % 5}" for n in range(20)) for call in "xyz"]
+        batches = await asyncio.gather(*(publish(publisher, call) for call in calls))
+        assert not any(batch.failed for batch in batches)
+        assert not overlapped
+        assert most == 4
+
+    async def test_an_answer_is_given_as_soon_as_it_is_known(self) -> None:
+        gate = asyncio.Event()
+
+        async def function(message: Message) -> None:
+            if message.key == "slow":
+                await gate.wait()
+
+        batch = RecordingBatch(messages(["slow", "fast", "slow", "fast"]))
+        call = asyncio.ensure_future(CallablePublisher(function).publish(batch))
+        await until(lambda: len(batch.delivered) == 2)
+        assert {message.key for message in batch.delivered} == {"fast"}
+        gate.set()
+        await call
+        assert len(batch.delivered) == 4
+
+    async def test_behind_a_failure_its_key_is_not_attempted(self) -> None:
+        async def function(message: Message) -> None:
+            if message.key == "a":
+                raise MessageRejected("no")
+
+        batch = await publish(CallablePublisher(function), messages(["a", "b", "a", None, "a", "b"]))
+        assert kinds(batch) == ["MessageRejected", "NoneType", "NotAttempted", "NoneType", "NotAttempted", "NoneType"]
+
+    async def test_messages_without_a_key_do_not_wait_for_each_other(self) -> None:
+        barrier = threading.Barrier(5)
+        assert not (await publish(CallablePublisher(lambda _: barrier.wait(PATIENCE)), messages([None] * 5))).failed
+
+    async def test_a_function_that_never_waits_does_not_keep_the_loop(self) -> None:
+        turns = 0
+
+        async def function(message: Message) -> None:
+            seen.append(turns)
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        seen: list[int] = []
+        counting = asyncio.ensure_future(count())
+        await publish(CallablePublisher(function), messages("a" * 20))
+        counting.cancel()
+        assert seen[-1] - seen[0] >= 19
+
+
+class TestCallableFailures:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ValueError,
+            StopIteration,
+            SystemExit,
+            KeyboardInterrupt,
+            asyncio.CancelledError,
+            GeneratorExit,
+            BaseException,
+        ],
+    )
+    async def test_whatever_a_function_raises_in_a_thread_is_its_messages_failure(
+        self, error: type[BaseException]
+    ) -> None:
+        def function(message: Message) -> None:
+            if message.key == "a":
+                raise error("x")
+
+        batch = await publish(CallablePublisher(function), messages(["a", "a", "b"]))
+        assert kinds(batch) == [error.__name__, "NotAttempted", "NoneType"]
+
+    @pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError, BaseException])
+    async def test_whatever_a_function_raises_on_the_loop_is_its_messages_failure(
+        self, error: type[BaseException]
+    ) -> None:
+        async def function(message: Message) -> None:
+            await asyncio.sleep(0)
+            if message.key == "a":
+                raise error("x")
+
+        assert kinds(await publish(CallablePublisher(function), messages("a"))) == [error.__name__]
+        batch = await publish(CallablePublisher(function), messages(["a", "a", "b"]))
+        assert kinds(batch) == [error.__name__, "NotAttempted", "NoneType"]
+
+    def test_somebody_who_presses_a_key_to_stop_is_heard(self) -> None:
+        async def function(message: Message) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(CallablePublisher(function).publish(RecordingBatch(messages("a"))))
+
+    async def test_in_a_relays_own_thread_that_is_a_failure_too(self) -> None:
+        async def function(message: Message) -> None:
+            raise KeyboardInterrupt
+
+        batch = await asyncio.to_thread(lambda: asyncio.run(publish(CallablePublisher(function), messages("a"))))
+        assert kinds(batch) == ["KeyboardInterrupt"]
+
+    @pytest.mark.parametrize("unavailable", [KeyError, (ValueError, LookupError)])
+    async def test_classes_named_as_such_are_outages(self, unavailable: Any) -> None:
+        def function(message: Message) -> None:
+            raise KeyError("token")
+
+        batch = await publish(CallablePublisher(function, unavailable=unavailable), [message()])
+        (error,) = batch.answers.values()
+        assert isinstance(error, DestinationUnavailable)
+        assert str(error) == "KeyError: 'token'"
+        assert isinstance(error.__cause__, KeyError)
+
+
+class TestCallableTimeouts:
+    async def test_an_async_function_is_cancelled(self) -> None:
+        cancelled: list[str | None] = []
+
+        async def function(message: Message) -> None:
+            try:
+                await asyncio.sleep(PATIENCE if message.key == "slow" else 0)
+            except asyncio.CancelledError:
+                cancelled.append(message.key)
+                raise
+
+        batch = await publish(CallablePublisher(function), messages(["slow", "slow", "fast"]), timeout=0.3)
+        assert kinds(batch) == ["TimeoutError", "NotAttempted", "NoneType"]
+        assert cancelled == ["slow"]
+
+    async def test_a_function_may_have_a_time_out_of_its_own(self) -> None:
+        async def function(message: Message) -> None:
+            raise TimeoutError("its own")
+
+        batch = await publish(CallablePublisher(function), [message()])
+        assert str(batch.error_of(batch.messages[0])) == "its own"
+
+    async def test_a_thread_that_runs_over_its_time_keeps_only_its_key_waiting(self) -> None:
+        gate = threading.Event()
+        calls: list[str | None] = []
+
+        def function(message: Message) -> None:
+            calls.append(message.key)
+            if message.key == "slow":
+                gate.wait()
+
+        publisher = CallablePublisher(function, concurrency=2)
+        for _ in range(3):
+            batch = await publish(publisher, messages(["slow", "slow", "a", "b", "c"]), timeout=0.3)
+            assert kinds(batch) == ["TimeoutError", "NotAttempted", "NoneType", "NoneType", "NoneType"]
+        assert calls.count("slow") == 1
+        gate.set()
+        await until(lambda: not publisher._calls._late)  # type: ignore[union-attr]
+        assert not (await publish(publisher, messages(["slow"]))).failed
+
+    async def test_as_many_hanging_calls_as_may_run_are_an_outage(self) -> None:
+        gate = threading.Event()
+        publisher = CallablePublisher(lambda _: gate.wait(), concurrency=2)
+        assert kinds(await publish(publisher, messages("ab"), timeout=0.3)) == ["TimeoutError"] * 2
+        assert kinds(await publish(publisher, messages("cd"))) == ["DestinationUnavailable"] * 2
+        gate.set()
+
+    def test_a_hanging_thread_does_not_keep_the_interpreter_from_exiting(self) -> None:
+        program = """if True:
+            import asyncio, time
+            from postroom.message import Message
+            from postroom.publishers.callable import CallablePublisher
+            from postroom.testing.batch import RecordingBatch, hand_over
+
+            batch = RecordingBatch([Message(topic="t", payload=b"")], timeout=0.3)
+            asyncio.run(hand_over(CallablePublisher(lambda message: time.sleep(1000)), batch))
+            print(*map(repr, batch.answers.values()))
+        """
+        assert b"TimeoutError" in run(program).stdout
+
+
+class TestCallableCancellation:
+    async def test_a_function_that_swallows_it_cannot_go_on_with_the_next_message(self) -> None:
+        started: list[Message] = []
+
+        async def stubborn(message: Message) -> None:
+            started.append(message)
+            try:
+                await asyncio.sleep(PATIENCE)
+            except asyncio.CancelledError:
+                return
+
+        for keys in ("aaa", "abcabc"):
+            started.clear()
+            batch = RecordingBatch(messages(keys))
+            call = asyncio.ensure_future(CallablePublisher(stubborn).publish(batch))
+            await until(lambda keys=keys: len(started) == len(set(keys)))
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled()
+            assert len(started) == len(set(keys))
+
+    async def test_no_thread_starts_afterwards(self) -> None:
+        started: list[Message] = []
+
+        def function(message: Message) -> None:
+            started.append(message)
+            time.sleep(0.01)
+
+        publisher = CallablePublisher(function, concurrency=4)
+        call = asyncio.ensure_future(publisher.publish(RecordingBatch(messages(["a", "b", "c", None] * 25))))
+        await until(lambda: len(started) > 10)
+        call.cancel()
+        await asyncio.wait([call])
+        count = len(started)
+        await asyncio.sleep(0.05)
+        assert len(started) <= count + 4  # those that had just begun
+
+    async def test_nothing_is_left_behind(self) -> None:
+        async def function(message: Message) -> None:
+            await asyncio.sleep(PATIENCE)
+
+        call = asyncio.ensure_future(CallablePublisher(function).publish(RecordingBatch(messages("abc"))))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait([call])
+        gc.collect()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def test_when_no_time_is_left_in_the_middle_the_rest_is_not_attempted(self) -> None:
+        batch = RecordingBatch(messages("aaab"))
+
+        async def function(message: Message) -> None:
+            batch.stop_starting()
+
+        await hand_over(CallablePublisher(function, concurrency=1), batch)
+        assert kinds(batch) == ["NoneType", "NotAttempted", "NotAttempted", "NotAttempted"]
+        assert isinstance(batch.error_of(batch.messages[1]), NotAttempted)
