@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -53,6 +54,7 @@ class Session:
         self._publishers: dict[str, Publisher] = {}
         self._keeper: LeaseKeeper | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._stopping = asyncio.Event()
         self._hurry = False
         self._is_down = False
@@ -63,7 +65,7 @@ class Session:
     # -------------------------------------------------------------------------------------------- opening
 
     async def open(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         await self._open_store()
         self._publishers = {target.name: target.make() for target in self._targets()}
         breakers = {name: self._breaker() for name in self._publishers}
@@ -297,9 +299,11 @@ class Session:
     # -------------------------------------------------------------------------------------------- from outside
 
     def call(self, function: Callable[[], None]) -> None:
-        """Do it on the relay's loop; from any thread."""
+        """Do it on the relay's loop: at once if we are there, soon if we come from another thread."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
+        if self._thread == threading.get_ident():
+            function()
+        elif loop is not None and not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # closed since
                 loop.call_soon_threadsafe(function)
 
