@@ -62,7 +62,7 @@ def memory(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def peak_of_drain(path: Path, messages: int) -> float:
     command = [sys.executable, "-m", "bench", "_peak", str(path), str(messages)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603 - our own
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def interleave(

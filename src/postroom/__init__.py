@@ -12,9 +12,9 @@ from .errors import (
     MessageDead,
     MessageRejected,
     MissingExtra,
-    NoTransactionError,
     NotAttempted,
     NotFound,
+    NoTransactionError,
     PayloadTooLarge,
     PostroomError,
     RelayError,
@@ -29,5 +29,40 @@ from .message import Message
 from .outbox import Outbox
 from .relay import Relay, Report
 from .retry import ByError, ByType, Exponential, Fixed, Immediate, Never, Steps
+from .settings import Settings
 
 __version__ = "0.1.0"
+
+__all__ = [  # noqa: RUF022 - in the order of the flow
+    "Outbox",
+    "Message",
+    "Relay",
+    "Report",
+    "Desk",
+    "Settings",
+    "Steps",
+    "Immediate",
+    "Fixed",
+    "Exponential",
+    "Never",
+    "ByType",
+    "ByError",
+    "ConfigurationError",
+    "DestinationUnavailable",
+    "InvalidMessage",
+    "MessageDead",
+    "MessageRejected",
+    "MissingExtra",
+    "NoTransactionError",
+    "NotAttempted",
+    "NotFound",
+    "PayloadTooLarge",
+    "PostroomError",
+    "RelayError",
+    "SchemaMismatch",
+    "SerializationError",
+    "StoreError",
+    "StoreUnavailable",
+    "TablesMissing",
+    "UnsupportedConnection",
+]

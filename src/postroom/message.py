@@ -51,7 +51,7 @@ class Message:
     """What the application says.
 
     The application fills in the first group. `Outbox.add` returns the message with its `id`; `sequence` (strict order)
-    and `duplicate` (idempotency key) are known once the row is written: at once on a connection, at commit on a session.
+    and `duplicate` (idempotency key) are known once the row is written: at once on a connection, at a session's commit.
     A publisher gets the message with `payload` as bytes and the last group filled in.
     """
 

@@ -379,8 +379,9 @@ class Store(StoreReader, Protocol):
 
     # --- the flow; each is called by the owner of the slots only
 
-    async def fetch(self, ranges: Sequence[Range]) -> Fetched:
-        """Hot rows for each range, in one statement and one snapshot. Takes no lock and changes nothing."""
+    async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
+        """Hot rows for each range, in one statement and one snapshot; with a `limit`, at most so many of them in all:
+        those with the lowest positions. Takes no lock and changes nothing."""
         ...
 
     async def fetch_heads(self, heads: Sequence[tuple[int, int]]) -> list[Message]:

@@ -51,7 +51,9 @@ def check(messages: list[Message], database: Path, output: Path) -> None:
     expected = [message for message in messages if message.type != "always"]
     with sqlite3.connect(database) as connection:
         dead = {row[0] for row in connection.execute("SELECT id FROM postroom_dead")}
-        left = [row[0] for table in ("outbox", "parked") for row in connection.execute(f"SELECT id FROM postroom_{table}")]
+        left = [
+            row[0] for table in ("outbox", "parked") for row in connection.execute(f"SELECT id FROM postroom_{table}")
+        ]
     connection.close()
     refused = next(message for message in messages if message.type == "always")
     behind = messages[messages.index(refused) + 1]

@@ -1,4 +1,4 @@
-"""A relay process that dies at a chosen moment: `python victim.py DATABASE OUTPUT MOMENT` (-1: lives, prints moments)."""
+"""A relay process that dies at a chosen moment: `python victim.py DATABASE OUTPUT MOMENT` (-1: it lives)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Picky:
         self.features = self._file.features
 
     async def publish(self, batch: object) -> None:
-        await self._file.publish(_Sieve(batch))  # type: ignore[arg-type]
+        await self._file.publish(_Sieve(batch))
 
     async def close(self) -> None:
         await self._file.close()
@@ -57,7 +57,7 @@ def main() -> None:
     faults = Faults(at=int(moment) if int(moment) >= 0 else None)
     relay = Relay(
         faults.store(SqliteStore(f"sqlite:///{database}")),
-        faults.publisher(Picky(output)),  # type: ignore[arg-type]
+        faults.publisher(Picky(output)),
         lease_ttl="1s" if int(moment) >= 0 else "15s",  # its heir must wait that long
         batch_size=16,
         retry="immediate",

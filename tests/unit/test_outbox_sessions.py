@@ -403,6 +403,24 @@ def test_after_a_failed_write_the_session_must_be_rolled_back(engine: Engine, ou
     assert payloads(engine, outbox) == [b"kept"]
 
 
+def test_an_interrupted_write_is_a_failed_one(engine: Engine, outbox: Outbox) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Session(engine) as session:
+        outbox.add(session, "orders", b"undone")
+        event.listen(engine, "before_cursor_execute", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.commit()
+        event.remove(engine, "before_cursor_execute", interrupt)
+        with pytest.raises(StoreError, match="roll it back first"):
+            session.commit()
+        session.rollback()
+        outbox.add(session, "orders", b"kept")
+        session.commit()
+    assert payloads(engine, outbox) == [b"kept"]
+
+
 # --- several of everything
 
 

@@ -132,9 +132,7 @@ def _uses_stdout(configuration: Configuration) -> bool:
 
 def _relay(configuration: Configuration, *observers: Trips) -> Relay:
     targets, outbox = dict(_targets(configuration)), outbox_of(configuration)
-    return Relay(
-        store_of(configuration), targets, outbox=outbox, observers=observers, settings=configuration.settings
-    )
+    return Relay(store_of(configuration), targets, outbox=outbox, observers=observers, settings=configuration.settings)
 
 
 def _targets(configuration: Configuration) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,17 +10,26 @@ from typing import Any
 import aiosqlite
 
 from .drive import drive_async, sql_of
-from .sqlite3 import DIALECT, as_rows, refuse_autocommit
+from .sqlite3 import DIALECT, as_rows, no_transaction, would_autocommit
 from .writer import Row, Rows, Step, Writer
 
 
 async def write_async(connection: aiosqlite.Connection, writer: Writer, rows: Sequence[Row]) -> None:
-    refuse_autocommit(connection)
+    if await _would_autocommit(connection):
+        raise no_transaction()
     await drive_async(writer.procedure(rows, DIALECT.name), partial(_run, connection))
 
 
 async def create_async(connection: aiosqlite.Connection, writer: Writer) -> None:
     await drive_async(writer.creation(), partial(_run, connection))
+
+
+async def _would_autocommit(connection: aiosqlite.Connection) -> bool:
+    if connection.in_transaction or not hasattr(sqlite3.Connection, "autocommit"):
+        return would_autocommit(connection)
+    # What Python 3.12 added may be read on the connection's own thread only, and aiosqlite has no public way there.
+    hidden: Any = connection
+    return await hidden._execute(would_autocommit, hidden._conn)
 
 
 async def _run(connection: aiosqlite.Connection, step: Step) -> Rows:

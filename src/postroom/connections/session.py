@@ -57,7 +57,7 @@ class _Collector:
         self._rung: dict[Writer, None] = {}
         self._writing = False
         self._written = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         event.listen(session, "before_commit", self._before_commit)
         event.listen(session, "after_commit", self._after_commit)
         event.listen(session, "after_transaction_end", self._after_transaction_end)
@@ -103,8 +103,8 @@ class _Collector:
     def _write(self, writer: Writer, rows: Sequence[Row]) -> None:
         try:
             _write_now(self.session, writer, rows)
-        except Exception as error:
-            # Half of it may have been written, and its numbers taken.
+        except BaseException as error:
+            # Cancelled or failed: half of it may have been written, and its numbers taken.
             self._failure = error
             raise
         self._rung[writer] = None

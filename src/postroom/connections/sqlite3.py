@@ -17,7 +17,8 @@ DIALECT = dialect()
 
 
 def write(connection: sqlite3.Connection, writer: Writer, rows: Sequence[Row]) -> None:
-    refuse_autocommit(connection)
+    if would_autocommit(connection):
+        raise no_transaction()
     drive(writer.procedure(rows, DIALECT.name), partial(_run, connection))
 
 
@@ -32,17 +33,15 @@ def would_autocommit(connection: Any) -> bool:
     """
     if connection.in_transaction:
         return False
-    raw = getattr(connection, "_conn", connection)  # aiosqlite shows everything but this one
-    autocommit = getattr(raw, "autocommit", None)
-    return autocommit if isinstance(autocommit, bool) else raw.isolation_level is None
+    autocommit = getattr(connection, "autocommit", None)
+    return autocommit if isinstance(autocommit, bool) else connection.isolation_level is None
 
 
-def refuse_autocommit(connection: Any) -> None:
-    if would_autocommit(connection):
-        raise NoTransactionError(
-            "this sqlite3 connection autocommits and is in no transaction: the message would be committed apart from "
-            "your data; execute BEGIN IMMEDIATE first, or leave `isolation_level` alone"
-        )
+def no_transaction() -> NoTransactionError:
+    return NoTransactionError(
+        "this SQLite connection autocommits and is in no transaction: the message would be committed apart from your "
+        "data; execute BEGIN IMMEDIATE first, or leave `isolation_level` and `autocommit` alone"
+    )
 
 
 def as_rows(found: Sequence[Sequence[Any]]) -> Rows:

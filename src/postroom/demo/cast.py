@@ -54,9 +54,6 @@ class Player:
         if self._listening.done() and not self._may_end:
             raise Mishap(f"{self.name} ended by itself. Its last words:\n{self._last_words()}")
 
-    def let_end(self) -> None:
-        self._may_end = True
-
     async def end(self) -> None:
         """Ask it to end; after a while, make it."""
         self._may_end = True
@@ -81,6 +78,7 @@ class Player:
         while output is not None and (line := await output.readline()):
             report = json.loads(line)
             self._heard[report["event"]] = report
+            self._may_end |= report["event"] == "done"
             self._hear(self, report)
             self._signals[report["event"]].set()
         for signal in self._signals.values():

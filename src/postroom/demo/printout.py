@@ -68,7 +68,11 @@ def _story(outcome: Outcome) -> Iterator[str]:
     if not happenings.in_time:
         yield "[bold red]It did not end in time.[/bold red]"
     elif not outcome.is_good:
-        yield "[bold red]What Postroom promises did not hold. Please report this, with the seed.[/bold red]"
+        examples = [*ledger.lost[:2], *ledger.phantom[:2], *ledger.reordered[:2]]
+        yield (
+            "[bold red]What Postroom promises did not hold.[/bold red] Please report this, with the seed. "
+            f"Messages concerned: {', '.join(examples) or 'those that are pending'}."
+        )
     else:
         yield (
             f"[bold]What you just saw:[/bold] three processes of a shop committed {ledger.committed} messages together "

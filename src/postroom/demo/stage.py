@@ -105,7 +105,6 @@ class Stage:
         if number == self._plan.crashing_writer:
             writer = await self._crash(number, writer)
         await writer.expect("done")
-        writer.let_end()
 
     async def _crash(self, number: int, writer: Player) -> Player:
         await writer.expect("in the middle")

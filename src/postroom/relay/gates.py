@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..message import SLOTS
 from ..ports import Gate, Hold, HoldStatus
 
 PARK_AFTER = 5.0
@@ -103,6 +104,8 @@ class Slot:
     rewind_to: int | None = None
     full: bool = False
     """The last fetch brought as many rows as asked for: there may be more."""
+    found: int = SLOTS
+    """Rows of the last fetch; before the first one, any slot may be full of them."""
     stale: bool = True
     """Something may have been committed since the last fetch."""
     leaving: bool = False

@@ -119,7 +119,7 @@ class Pump:
         self._unsettled = settlement
         result = await self._store.settle(settlement)
         self._unsettled = None
-        self.plan.settled(settlement, result)
+        self.plan.settled(settlement, result, self._clock.monotonic())
         if result.refused:
             self._notice(events.LeasesLost(outbox=self._name, slots=sorted(result.refused)))
             self.cancel_lost_calls()
@@ -155,11 +155,11 @@ class Pump:
         return bool(due.moved)
 
     async def _fetch(self) -> bool:
-        ranges = self.plan.wants(self._clock.monotonic())
-        if not ranges:
+        wanted = self.plan.wants(self._clock.monotonic())
+        if wanted is None:
             return False
-        fetched = await self._store.fetch(ranges)
-        new = self.plan.take(ranges, fetched, self._clock.monotonic())
+        fetched = await self._store.fetch(wanted.ranges, wanted.limit)
+        new = self.plan.take(wanted, fetched, self._clock.monotonic())
         if new:
             self._notice(events.Fetched(outbox=self._name, count=new))
         return bool(fetched.messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ..message import Message
 from ..ports import Fetched, Gate, Range
@@ -12,26 +13,38 @@ from .memory import lane_name
 from .outlet import Lane
 from .verdicts import Verdicts
 
+SHARES = 16
+"""No slot gets more than this part of a fetch while as many others have rows too."""
+
 PATIENCE = 1.0
 """Seconds that reading waits for a destination which has as much in memory as it may have."""
 
 
-class Reading(Verdicts):
-    def wants(self, now: float) -> list[Range]:
-        """What to fetch: a few rows of each slot in turn, more of those that have more. Nothing while all is full."""
-        self._tend(now)
-        if not self._has_appetite(now):
-            return []
-        asking = [slot for slot in self.slots.values() if not slot.leaving and (slot.full or slot.stale)]
-        if not asking:
-            return []
-        size = self._settings.batch_size
-        few = max(1, size // len(self.slots))
-        many = max(few, size // max(1, sum(slot.full for slot in asking)))
-        return [self._range(slot, many if slot.full else few) for slot in asking]
+class Wanted(NamedTuple):
+    ranges: list[Range]
+    limit: int
+    """Of rows in all; those with the lowest positions."""
 
-    def take(self, ranges: Sequence[Range], fetched: Fetched, now: float) -> int:
+
+class Reading(Verdicts):
+    def wants(self, now: float) -> Wanted | None:
+        """What to fetch next. None while everything is full, or nothing new can be there.
+
+        The oldest rows of all slots: read in step, they lie side by side, and so do the deletes that follow. But only
+        so many of one slot, so that one bulk import does not delay every other slot.
+        """
+        self._tend(now)
+        asking = [slot for slot in self.slots.values() if not slot.leaving and (slot.full or slot.stale)]
+        if not asking or not self._has_appetite(now):
+            return None
+        size = self._settings.batch_size
+        busy = sum(slot.found > 0 for slot in asking)
+        share = max(1, size // max(2, min(busy, SHARES)))
+        return Wanted([self._range(slot, share) for slot in asking], size)
+
+    def take(self, wanted: Wanted, fetched: Fetched, now: float) -> int:
         """Take in what was fetched; returns how many messages were new."""
+        ranges, limit = wanted
         self._wall = (fetched.now, now)
         before = len(self._known)
         counts = dict.fromkeys((asked.slot for asked in ranges), 0)
@@ -45,9 +58,11 @@ class Reading(Verdicts):
                 slot.cursor = message.position
             if message.position not in known and not slot.leaving:
                 self._admit(message, slot, now)
+        cut_off = len(fetched.messages) >= limit
         for asked in ranges:
             if (slot := slots.get(asked.slot)) is not None:
-                slot.full = counts[asked.slot] >= asked.limit
+                slot.found = counts[asked.slot]
+                slot.full = cut_off or counts[asked.slot] >= asked.limit
                 slot.horizon = fetched.horizon
         return len(known) - before
 

@@ -95,10 +95,10 @@ class Relay:
         is unavailable stays pending. Slots of a relay that died are waited for until their leases end."""
         async with self._opened() as session:
             limit = None if timeout is None else seconds(timeout, name="timeout")
-            with self._signals(session) if handle_signals else contextlib.nullcontext():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(limit):
-                        await session.drain()
+            signals = self._signals(session) if handle_signals else contextlib.nullcontext()
+            with signals, contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await session.drain()
             await session.finish(self.settings.stop_timeout)
             status = await self.store.status()
             tally = session.tally
@@ -152,7 +152,7 @@ class Relay:
     def stop(self, timeout: Duration | None = None) -> None:
         """Finish what is in flight within `stop_timeout`, give the leases back, return. From any thread."""
         thread, session = self._thread, self._session
-        self._stop_asked = True
+        self._stop_asked = session is not None or self._task is not None or thread is not None
         if session is not None:
             session.ask_to_stop()
         if thread is not None and thread is not threading.current_thread():
@@ -178,14 +178,13 @@ class Relay:
             observers=self._observers,
         )
         self._session = session
-        self._stop_asked = False
         unsubscribe = self.outbox.on_commit(session.ring)
         try:
             await self._open(session)
             yield session
         finally:
             unsubscribe()
-            self._session = None
+            self._session, self._stop_asked = None, False
             await session.close()
 
     async def _open(self, session: Session) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from .. import events
@@ -26,8 +26,8 @@ from .pump import Pump, Tally
 from .wiring import Target
 
 NO_ROUTE = "(no route)"
-REMEMBERED = 10_000
-"""Deliveries remembered for those who ask after the fact."""
+REMEMBERED = 20
+"""Settlements remembered for those who ask after the fact."""
 
 
 class Session:
@@ -59,7 +59,7 @@ class Session:
         self._hurry = False
         self._is_down = False
         self._waiting: dict[str, list[asyncio.Future[bool]]] = {}
-        self._recent: OrderedDict[str, bool] = OrderedDict()
+        self._recent: deque[tuple[bool, list[str]]] = deque(maxlen=REMEMBERED)
         self._finished = False
 
     # -------------------------------------------------------------------------------------------- opening
@@ -317,7 +317,10 @@ class Session:
     def ask_to_stop(self) -> None:
         """The second time, do not wait for what is in flight."""
         self._hurry = self._stopping.is_set()
-        self.call(self._stopping.set)
+        if self._loop is None:
+            self._stopping.set()
+        else:
+            self.call(self._stopping.set)
 
     def pause(self, globs: Globs) -> None:
         for pump in self.pumps:
@@ -328,8 +331,8 @@ class Session:
         """True once it is delivered, False if it is dead or discarded."""
         seen = False
         while True:
-            if id in self._recent:
-                return self._recent[id]
+            if (outcome := self._recall(id)) is not None:
+                return outcome
             future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(id, []).append(future)
             try:
@@ -354,23 +357,25 @@ class Session:
 
     def notice(self, event: events.Event) -> None:
         if isinstance(event, events.Delivered):
-            for message in event.messages[-REMEMBERED:] if not self._waiting else event.messages:
-                self._outcome(message.id, True)
-            while len(self._recent) > REMEMBERED:
-                self._recent.popitem(last=False)
+            self._remember(True, [message.id for message in event.messages])
         elif isinstance(event, events.Died):
-            self._outcome(event.message.id, False)
+            self._remember(False, [event.message.id])
         for observer in self._observers:
             try:
                 observer.notice(event)
             except Exception:
                 log.exception("the observer %r failed", observer)
 
-    def _outcome(self, id: str, delivered: bool) -> None:
-        self._recent[id] = delivered
-        for future in self._waiting.pop(id, ()) if self._waiting else ():
-            if not future.done():
-                future.set_result(delivered)
+    def _remember(self, delivered: bool, ids: list[str]) -> None:
+        self._recent.append((delivered, ids))
+        for id in self._waiting.keys() & set(ids) if self._waiting else ():
+            for future in self._waiting.pop(id):
+                if not future.done():
+                    future.set_result(delivered)
+
+    def _recall(self, id: str) -> bool | None:
+        """The latest outcome, if it is among the last few."""
+        return next((delivered for delivered, ids in reversed(self._recent) if id in ids), None)
 
     # -------------------------------------------------------------------------------------------- trouble
 

@@ -49,7 +49,7 @@ class Verdicts(Barriers):
         self._under_way = settlement
         return settlement
 
-    def settled(self, settlement: Settlement, result: Settled) -> None:
+    def settled(self, settlement: Settlement, result: Settled, now: float) -> None:
         """It is in the database: forget these messages."""
         for message in settlement.delivered:
             self._forget(message)
@@ -64,7 +64,7 @@ class Verdicts(Barriers):
             if held is not None and held.provisional:
                 self._open(held)
         for refund in settlement.refunds:
-            self._refunded(refund.message)
+            self._refunded(refund, now)
         for gate, _ in settlement.parked:
             barrier = self._barrier(gate)
             if barrier is not None:
@@ -143,14 +143,28 @@ class Verdicts(Barriers):
         if message.id != current.id or held is not None:
             self._settlement.refunds.append(Refund(message, failure.attempts))
 
-    def _refunded(self, message: Message) -> None:
-        """The row is back at its place: on hold and due, or in the hot table."""
+    def _refunded(self, refund: Refund, now: float) -> None:
+        """The row is back at its place, and due."""
+        message = refund.message
         held = self._held_by(message)
         slot = self.slots.get(message.slot)
         if held is not None:
             self._await_due(held)
         elif slot is not None and message.key is not None:
-            slot.rewind(message.position)
+            # It was dead without holding its key, and is back before those behind it.
+            gate = Gate(message.slot, message.topic, message.key)
+            self._remember(
+                HeldKey(
+                    name=gate,
+                    since=now,
+                    message_id=message.id,
+                    position=message.position,
+                    attempts=refund.attempts,
+                    status="retry",
+                    due=now,
+                    parked=True,
+                )
+            )
 
     def _failed(self, lane: Lane, message: Message, error: BaseException, now: float) -> None:
         permanent = bool(getattr(error, "permanent", False))
@@ -165,7 +179,8 @@ class Verdicts(Barriers):
 
     def _bury(self, message: Message, reason: str, error: str, *, may_hold: bool, now: float = 0.0) -> None:
         holding = may_hold and message.key is not None and self._blocks(message)
-        revive_after = self._settings.revive_after.value_for(message.topic, message.type)
+        # An expired message would only expire again.
+        revive_after = self._settings.revive_after.value_for(message.topic, message.type) if may_hold else None
         self._settlement.dead.append(Dead(message, message.attempt, reason, error, holding, revive_after))
         if holding:
             self._hold(message, "dead", now, None)

@@ -472,9 +472,11 @@ class MemoryStore:
     # --- fetch
 
     @_atomic
-    async def fetch(self, ranges: Sequence[Range]) -> Fetched:
-        found = [row.read() for slot, after, limit in ranges for row in self._hot.read(slot, (after,), limit)]
-        return Fetched(found, NO_LIMIT, self.now())
+    async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
+        found = [row for slot, after, few in ranges for row in self._hot.read(slot, (after,), few)]
+        if limit is not None:
+            found = sorted(found, key=lambda row: row.position)[:limit]
+        return Fetched([row.read() for row in found], NO_LIMIT, self.now())
 
     @_atomic
     async def fetch_heads(self, heads: Sequence[tuple[int, int]]) -> list[Message]:
@@ -524,7 +526,8 @@ class MemoryStore:
             if ours(refund.message.slot):
                 self._refund(refund)
         for gate, _ in settlement.parked:
-            self._hold_parked(gate)
+            if ours(gate.slot):
+                self._hold_parked(gate)
         still_parked = {gate for gate in settlement.released if ours(gate.slot) and not self._drop(gate)}
         return Settled(frozenset(refused), frozenset(still_parked))
 

@@ -49,7 +49,8 @@ class Moment(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> Any:
-        return dialect.type_descriptor(String(26) if dialect.name == "sqlite" else DateTime(timezone=True))
+        kind: Any = String(26) if dialect.name == "sqlite" else DateTime(timezone=True)
+        return dialect.type_descriptor(kind)
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         if value is None or dialect.name != "sqlite":
@@ -64,11 +65,15 @@ def to_text(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-def from_text(text: str) -> datetime:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+def from_text(text: str) -> datetime | None:
+    """None for what is no time: a foreign writer's slip must not hide its row from the operator."""
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
-class db_now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function it stands for
+class db_now(FunctionElement[datetime]):
     """The database's clock, not the start of the transaction."""
 
     type = Moment()
@@ -80,7 +85,7 @@ def _sqlite_now(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
     return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
 
-class seconds_from_now(FunctionElement[datetime]):  # noqa: N801 - reads as the SQL function it stands for
+class seconds_from_now(FunctionElement[datetime]):
     """`seconds_from_now(x)`: the database's clock plus x seconds."""
 
     type = Moment()
@@ -154,7 +159,9 @@ def prefix_of(name: str, prefix: str | None) -> str:
     return prefix
 
 
-def define_tables(metadata: MetaData | None = None, *, prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Tables:
+def define_tables(
+    metadata: MetaData | None = None, *, prefix: str = DEFAULT_PREFIX, schema: str | None = None
+) -> Tables:
     """Define the tables in a `MetaData`: the application's own (for Alembic), or a new one."""
     metadata = MetaData() if metadata is None else metadata
     known = f"{schema}.{prefix}outbox" if schema else f"{prefix}outbox"

@@ -12,7 +12,6 @@ from sqlalchemy import (
     and_,
     cast,
     exists,
-    false,
     func,
     literal,
     null,
@@ -29,6 +28,7 @@ from .sql_rows import message_columns, read_hold, read_message
 from .sql_setup import read_meta
 from .sql_transaction import Transaction
 
+HOLD_COLUMNS = ("position", "status", "until", "error")
 Conditions = Callable[[Table], list[ColumnElement[bool]]]
 
 # --- for the owner of a slot
@@ -225,27 +225,30 @@ def _is_head(transaction: Transaction, table: Table) -> ColumnElement[bool]:
 
 
 def _select_entries(transaction: Transaction, name: str, table: Table) -> Select[*tuple[Any, ...]]:
-    held, archive = transaction.tables.holds, transaction.tables.archive
-    is_held = false() if name == "archive" else _same_key(table, held)
-    columns = table.c
-    extra: dict[str, ColumnElement[Any] | None] = {
+    held, columns = transaction.tables.holds, table.c
+    is_settled = name == "archive"
+    position = columns.get("position", literal(0)).label("position")
+    extra = {
         "place": literal(name),
+        "place_order": columns.get("position", literal(NO_LIMIT)),
+        "outcome": columns.get("outcome"),
         "due_at": columns.get("due_at", columns.get("revive_at")),
         "settled_at": columns.get("settled_at", columns.get("died_at")),
         "reason": columns.get("reason"),
         "error": columns.get("error"),
-        "outcome": columns.get("outcome"),
-        "hold_position": held.c.position,
-        "hold_status": held.c.status,
-        "hold_until": held.c.until,
-        "hold_error": held.c.error,
-        "place_order": columns.get("position", literal(NO_LIMIT)),
+        **{f"hold_{column}": None if is_settled else held.c[column] for column in HOLD_COLUMNS},
     }
-    types = {**{column.name: column.type for column in archive.c}, "due_at": transaction.tables.later.c.due_at.type}
+    types = _types(transaction)
     labelled = [_or_null(value, types.get(label, NULLTYPE)).label(label) for label, value in extra.items()]
-    position = columns.get("position", literal(0)).label("position")
-    message = [position, *(columns[column] for column in MESSAGE_COLUMNS)]
-    return select(*message, *labelled).select_from(table.outerjoin(held, is_held))
+    chosen = select(position, *(columns[column] for column in MESSAGE_COLUMNS), *labelled)
+    return chosen.select_from(table if is_settled else table.outerjoin(held, _same_key(table, held)))
+
+
+def _types(transaction: Transaction) -> dict[str, TypeEngine[Any]]:
+    """Of the columns that not every table has."""
+    tables = transaction.tables
+    types = {column.name: column.type for column in (*tables.archive.c, tables.later.c.due_at)}
+    return types | {f"hold_{column}": tables.holds.c[column].type for column in HOLD_COLUMNS}
 
 
 def _or_null(value: ColumnElement[Any] | None, type: TypeEngine[Any]) -> ColumnElement[Any]:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     SelectBase,
     Table,
     bindparam,
+    literal_column,
     select,
     union_all,
 )
@@ -131,7 +132,9 @@ def select_ranges(hot: Table, count: int) -> SelectBase:
 def select_lowest(hot: Table, count: int) -> SelectBase:
     """Of all ranges together the rows with the lowest positions; chosen in the index, before any row is read."""
     chosen = union_all(*(_select_range(hot, [hot.c.position], number) for number in range(count))).subquery()
-    lowest = select(chosen.c.position).order_by(chosen.c.position).limit(bindparam("limit", type_=Integer))
+    # An expression, and not the column: SQLite would merge the ranges instead of sorting them, at twice the cost.
+    in_order = chosen.c.position + literal_column("0")
+    lowest = select(chosen.c.position).order_by(in_order).limit(bindparam("limit", type_=Integer))
     return select(*message_columns(hot)).where(hot.c.position.in_(lowest)).order_by(hot.c.position)
 
 

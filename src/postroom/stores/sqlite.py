@@ -37,7 +37,7 @@ from ..redact import redact
 from .sql import Rows, SqlStore, uninterrupted
 from .sql_transaction import SqlDialect, Transaction
 
-BUSY_TIMEOUT = 5.0
+BUSY_TIMEOUT = 2.0
 """Seconds to wait for another process's transaction."""
 
 MAY_PASS = {

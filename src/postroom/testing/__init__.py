@@ -1,6 +1,6 @@
 """For tests of applications and of adapters: fakes, and the contract suites that every adapter must pass.
 
-`postroom.testing.store_contract` needs pytest and pytest-asyncio.
+The suites (`postroom.testing.store_contract` and its siblings) need pytest and pytest-asyncio.
 """
 
 from __future__ import annotations
@@ -15,4 +15,5 @@ if "pytest" in sys.modules:
     import pytest
 
     # So that a failing contract shows both sides of its assertion in the adapter author's tests too.
-    pytest.register_assert_rewrite("postroom.testing.store_contract")
+    for suite in ("store_contract", "publisher_contract", "connection_contract"):
+        pytest.register_assert_rewrite(f"{__name__}.{suite}")

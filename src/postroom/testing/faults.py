@@ -1,7 +1,7 @@
 """Fault injection: a store or a publisher that does something terrible at a chosen step.
 
-A step is a call of the relay to its store or its publisher; each has a moment before and a moment after it takes effect.
-`Faults.at(n)` picks the n-th of these moments, so a loop over n visits every point at which a process can die.
+A step is a call of the relay to its store or its publisher; each has a moment before and one after it takes effect.
+`Faults(at=n)` strikes at the n-th of these moments, so a loop over n visits every point at which a process can die.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Faults:
             self._strike()
 
     def store(self, store: Store) -> Store:
-        return FaultyStore(store, self)  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+        return FaultyStore(store, self)  # type: ignore[return-value]
 
     def publisher(self, publisher: Publisher) -> Publisher:
         return FaultyPublisher(publisher, self)

@@ -1102,6 +1102,16 @@ class FencingContract(StoreFixtures):
         await own(store, "relay-2")
         await self.check_refused(store, stale, {"released": [gate_of(rows[0])]}, rows[0].slot)
 
+    async def test_a_former_owner_cannot_park_behind_a_key_that_is_not_held(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        stale = await own(store)
+        rows = await self.written(store, message())
+        await stale.settle(parked=[(topic_gate_of(rows[0]), rows[0])])
+        clock.advance(16)
+        await own(store, "relay-2")
+        await self.check_refused(store, stale, {"parked": [(gate_of(rows[0]), rows[0])]}, rows[0].slot)
+
     async def test_a_slot_without_an_epoch_is_refused(self, store: Store) -> None:
         owner = await own(store)
         rows = await self.written(store, message())
