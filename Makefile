@@ -10,6 +10,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.ready
 UV := $(BIN)/uv --quiet --no-progress
+export UV_COMPILE_BYTECODE := 1
 COMPILE := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url
 
 # Nothing of the caller's own Python set-up may leak into ours.

@@ -77,10 +77,15 @@ def test_a_relay_that_lives_delivers_everything_once(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+PARTS = 6
+
+
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_or_reordered_wherever_the_relay_is_killed(tmp_path: Path) -> None:
-    """Visits every moment: kills a relay there, lets another one finish, and compares with what was committed."""
-    moment, killed = 0, 0
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_lost_or_reordered_wherever_the_relay_is_killed(tmp_path: Path, part: int) -> None:
+    """Visits every moment (each part every sixth): kills a relay there, lets another one finish, and compares with what
+    was committed."""
+    moment, killed = part, 0
     while True:
         folder = tmp_path / str(moment)
         folder.mkdir()
@@ -94,5 +99,5 @@ def test_nothing_is_lost_or_reordered_wherever_the_relay_is_killed(tmp_path: Pat
         survivor = run_relay(database, output, -1)
         assert survivor.returncode == 0, survivor.stderr
         check(messages, database, output)
-        moment += 1
-    assert killed > 20
+        moment += PARTS
+    assert killed > 3

@@ -143,6 +143,8 @@ class Pipe:
         self.reading.release()
 
     def close(self) -> None:
+        if self.full:
+            self.go_on_reading()
         os.close(self.input)
         self.thread.join()
         os.close(self.output)

@@ -31,7 +31,7 @@ def run(page: Path) -> None:
 
 
 def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> str:
-    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(code, namespace)
     return output.getvalue()

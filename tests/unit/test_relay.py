@@ -491,7 +491,7 @@ def test_a_relay_runs_in_a_thread_of_its_own(shop: Shop) -> None:
     finally:
         relay.stop()
     assert len(shop.arrived) == 1
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("postroom-")]
+    assert "postroom-default" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_relay_that_cannot_start_in_its_thread_says_why(tmp_path: Path) -> None:

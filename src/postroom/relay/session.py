@@ -225,9 +225,8 @@ class Session:
                 rung = False
                 await asyncio.sleep(0)
             elif any(pump.in_flight for pump in self.pumps):
-                await asyncio.wait([asyncio.create_task(pump.rest()) for pump in self.pumps],
-                                   return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-            elif rung:
+                await _first(*(asyncio.create_task(pump.rest()) for pump in self.pumps))
+            elif rung and not any(pump.stirred.is_set() for pump in self.pumps):
                 return
             else:  # one more look at everything before saying that nothing is left
                 rung = True
@@ -418,6 +417,14 @@ class Pause:
 
 def _never() -> Breaker:
     return Breaker(initial=1.0, cap=1.0, trip_after=1, state="tripped", until=float("inf"))
+
+
+async def _first(*tasks: asyncio.Task[None]) -> None:
+    """Wait for one of them."""
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancel(*tasks)
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:
