@@ -1,4 +1,4 @@
-"""What the documentation says is tested, is: `docs/explanation` names tests that exist, and every item of the mission."""
+"""`docs/explanation` names only tests that exist, and the coverage page every item that we set out to cover."""
 
 from __future__ import annotations
 

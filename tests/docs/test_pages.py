@@ -1,7 +1,7 @@
 """Pages lead to pages that exist, and what they show as code is code that works.
 
-Every `python` block compiles. In `docs/tutorial` and `docs/how-to` the blocks of a page are one program and are executed
-(see `run_page.py`); a block marked `python no-run` is a fragment that is only compiled.
+Every `python` block compiles. In `docs/tutorial` and `docs/how-to` the blocks of a page are one program and are
+executed (see `run_page.py`); a block marked `python no-run` is a fragment that is only compiled.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Memory:
         self.out_of_order: list[tuple[Outlet, Message]] = []
         self._topics: dict[tuple[str, str | None], tuple[Outlet, bool]] = {}
         self._lanes: dict[object, Lane] = {}
+        self._spare_lanes: list[Lane] = []
         self._known: dict[int, Slot] = {}
         """Every position in memory that is not settled, so that no row is taken twice."""
         self._from_parked: set[int] = set()

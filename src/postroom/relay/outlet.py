@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ..message import Message
@@ -31,7 +30,7 @@ class Lane:
         "waiting",
     )
 
-    def __init__(self, name: Hashable, slot: int, topic: str, outlet: Outlet, latest_only: bool) -> None:
+    def __init__(self, name: object, slot: int, topic: str, outlet: Outlet, latest_only: bool) -> None:
         self.name = name
         self.slot = slot
         self.topic = topic

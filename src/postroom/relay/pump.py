@@ -19,6 +19,11 @@ from .plan import Plan
 SWEEP_INTERVAL = 10.0
 
 
+def grace(timeout: float) -> float:
+    """How much longer a call may take than one message: a publisher that keeps the time itself can still say which."""
+    return min(timeout / 4, 0.5)
+
+
 class Call:
     """One `publish` call: the batch as the publisher sees it, and what is still open in it."""
 
@@ -27,15 +32,20 @@ class Call:
         self.timeout = timeout
         self.outlet = outlet
         self.open = {message.position for message in messages}
+        self.slots = {message.slot for message in messages}
         self.limit: asyncio.Timeout | None = None
         self._pump = pump
+        self._plan = pump.plan
+        self._stirred = pump.stirred
         self._extended = pump.now()
 
     def answer(self, message: Message, error: BaseException | None = None) -> None:
         if message.position not in self.open:
             return  # answered before, or not ours: the first word counts
         self.open.remove(message.position)
-        now = self._pump.answered(message, error)
+        now = self._pump.now()
+        self._plan.answer(message, error, now)
+        self._stirred.set()
         if now - self._extended > self.timeout / 8:
             self._extend(now)
 
@@ -47,7 +57,7 @@ class Call:
         self._extended = now
         if self.limit is not None and not self.limit.expired():
             with contextlib.suppress(RuntimeError):  # the call is over already
-                self.limit.reschedule(asyncio.get_running_loop().time() + self.timeout)
+                self.limit.reschedule(asyncio.get_running_loop().time() + self.timeout + grace(self.timeout))
 
     def close(self, error: BaseException) -> None:
         """Answer for all that the publisher left open."""
@@ -90,6 +100,7 @@ class Pump:
         self._publishers = publishers
         self._settings = settings
         self._clock = clock
+        self.now = clock.monotonic
         self._notice = notice
         self._tally = tally
         self._calls: dict[asyncio.Task[None], Call] = {}
@@ -226,7 +237,7 @@ class Pump:
         started = self._clock.monotonic()
         publisher = self._publishers[call.outlet.name]
         try:
-            async with asyncio.timeout(call.timeout) as call.limit:
+            async with asyncio.timeout(call.timeout + grace(call.timeout)) as call.limit:
                 await publisher.publish(call)
             call.close(NoAnswer(f"{call.outlet.name} did not say what became of the message"))
         except asyncio.CancelledError:
@@ -247,24 +258,11 @@ class Pump:
         self.plan.call_ended(call.outlet, self._clock.monotonic())
         self.stir()
 
-    def answered(self, message: Message, error: BaseException | None) -> float:
-        now = self._clock.monotonic()
-        self.plan.answer(message, error, now)
-        self.stirred.set()
-        return now
-
-    def now(self) -> float:
-        return self._clock.monotonic()
-
     def may_start(self, call: Call) -> bool:
         """Whether a piece of this call, started now, would be over before any of its leases ends."""
-        ends = self._clock.monotonic() + call.timeout
-        slots = self.plan.slots
-        return all(
-            message.slot in slots and ends <= slots[message.slot].deadline and not slots[message.slot].leaving
-            for message in call.messages
-            if message.position in call.open
-        )
+        ends = self._clock.monotonic() + call.timeout + grace(call.timeout)
+        slots = [self.plan.slots.get(number) for number in call.slots]
+        return all(slot is not None and ends <= slot.deadline and not slot.leaving for slot in slots)
 
     def stir(self) -> None:
         self.stirred.set()

@@ -10,7 +10,7 @@ from ..message import Message
 from ..ports import Fetched, Gate, Range
 from .gates import HeldKey, Slot
 from .memory import lane_name
-from .outlet import Lane
+from .outlet import Lane, Outlet
 from .verdicts import Verdicts
 
 SHARES = 16
@@ -155,7 +155,7 @@ class Reading(Verdicts):
             if held is not None:
                 self._skip(held, message, slot, now)
                 return
-        if slot.closed_topics or self._is_closed(message):
+        if slot.closed_topics or self._paused or self._is_closed(message):
             closed = self._closed_topic(message, slot, now)
             if closed is not None:
                 self._skip(closed, message, slot, now)
@@ -178,7 +178,7 @@ class Reading(Verdicts):
         name = lane_name(message)
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(name, slot.number, message.topic, outlet, latest_only)
+            lane = self._lanes[name] = self._new_lane(name, slot.number, message.topic, outlet, latest_only)
         self._record(message, slot)
         outlet.in_memory += 1
         if latest_only and lane.waiting:
@@ -186,6 +186,13 @@ class Reading(Verdicts):
         lane.waiting.append(message)
         if not lane.queued and not lane.flying:
             self._queue(lane)
+
+    def _new_lane(self, name: object, slot: int, topic: str, outlet: Outlet, latest_only: bool) -> Lane:
+        if not self._spare_lanes:
+            return Lane(name, slot, topic, outlet, latest_only)
+        lane = self._spare_lanes.pop()
+        lane.name, lane.slot, lane.topic, lane.outlet, lane.latest_only = name, slot, topic, outlet, latest_only
+        return lane
 
     def _is_superseded(self, held: HeldKey, message: Message) -> bool:
         return held.skipped_from is not None and self._topic(message)[1]

@@ -22,7 +22,7 @@ from .leases import LeaseKeeper
 from .logs import log
 from .outlet import Outlet
 from .plan import Plan
-from .pump import Pump, Tally
+from .pump import Pump, Tally, grace
 from .wiring import Target
 
 NO_ROUTE = "(no route)"
@@ -142,7 +142,7 @@ class Session:
             outlets=list(outlets.values()),
             route=route,
             random=random.random,
-            publish_timeout=self._settings.publish_timeout,
+            publish_timeout=self._settings.publish_timeout + grace(self._settings.publish_timeout),
         )
         return Pump(
             name=self._name,

@@ -15,6 +15,9 @@ from .gates import HeldKey, Slot
 from .memory import BreakerChanged, lane_name
 from .outlet import Lane, Outlet
 
+SPARE_LANES = 1_000
+"""Lanes come and go with almost every message; used ones are kept at hand."""
+
 
 class Verdicts(Barriers):
     def answer(self, message: Message, error: BaseException | None, now: float) -> None:
@@ -51,8 +54,13 @@ class Verdicts(Barriers):
 
     def settled(self, settlement: Settlement, result: Settled, now: float) -> None:
         """It is in the database: forget these messages."""
+        known = self._known
         for message in settlement.delivered:
-            self._forget(message)
+            slot = known.pop(message.position, None)
+            if slot is not None:
+                slot.count -= 1
+        if self._from_parked:
+            self._from_parked.difference_update(message.position for message in settlement.delivered)
         for entry in (*settlement.retries, *settlement.dead):
             self._forget(entry.message)
         for message in settlement.superseded:
@@ -245,7 +253,10 @@ class Verdicts(Barriers):
         lane.outlet.in_memory -= len(lane.waiting)
         lane.waiting.clear()
         self._lanes.pop(lane.name, None)
-        self._lane_emptied(lane)
+        if self._draining:
+            self._lane_emptied(lane)
+        if len(self._spare_lanes) < SPARE_LANES and not lane.lost:
+            self._spare_lanes.append(lane)
 
     def _is_behind(self, lane: Lane, held: HeldKey | None) -> bool:
         """Whether what waits in the lane must not go on."""

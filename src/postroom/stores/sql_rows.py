@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain
 from typing import Any, cast
 
@@ -74,11 +75,16 @@ def read_headers(text: str) -> dict[str, str]:
 def read_moment(value: Any) -> datetime | None:
     """A time as drivers return it; one that cannot be read is unknown."""
     if value.__class__ is str:
-        try:
-            return datetime.fromisoformat(value + "+00:00")
-        except ValueError:
-            return _read_odd_moment(value)
+        return _read_text(value)
     return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+@lru_cache(maxsize=256)  # rows of one transaction were written at the same time
+def _read_text(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text + "+00:00")
+    except ValueError:
+        return _read_odd_moment(text)
 
 
 def _read_odd_moment(text: str) -> datetime | None:
