@@ -18,11 +18,11 @@ from .relay.wiring import store_for
 
 SHORTEST_PREFIX = 8
 """Characters of an id that may stand for all of it."""
+FOREVER = 100 * 365 * 86_400.0
 BATCH = 500
 """Messages read or changed in one transaction. Entries come with their payloads, so it also bounds the memory."""
 PAUSE = 0.01
 """Seconds between two transactions of long work, in which a relay gets its turn."""
-FOREVER = 100 * 365 * 86_400.0
 CLOCK_SLACK = 3_600.0
 """How far the time in an id may be from the time its row was written: clocks differ, and transactions take long."""
 
@@ -190,7 +190,7 @@ class Desk:
         older than that and than seven days, idempotency keys past their window, and relays long gone. An undelivered
         message is never touched.
         """
-        keep = FOREVER if retention is None else seconds(retention, name="retention")
+        keep = None if retention is None else seconds(retention, name="retention")
         limit, done = _whole("batch", batch, 1), 0
         store = await self._open()
         while True:

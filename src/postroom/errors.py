@@ -41,10 +41,6 @@ class UnsupportedConnection(PostroomError, TypeError):
     """The object given to `add` is no connection or session that Postroom knows, or is one for the other `add`."""
 
 
-class TooManyPending(PostroomError):
-    """The outbox holds more undelivered messages than `max_pending` allows."""
-
-
 # --- stores
 
 

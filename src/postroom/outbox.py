@@ -261,6 +261,11 @@ class Outbox:
             )
 
     def _delay(self, message: Message) -> float | None:
+        if message.expires_at is not None and self.order == "strict" and message.key is not None:
+            raise InvalidMessage(
+                "expires_at cannot be used with order='strict': an expired message would leave a gap in its key's "
+                "numbers, and whoever counts them would wait for it; use an outbox with order='key'"
+            )
         if message.deliver_at is None and message.delay is None:
             return None
         if message.deliver_at is not None and message.delay is not None:

@@ -193,7 +193,8 @@ class Dead(NamedTuple):
 
 class Refund(NamedTuple):
     """A failure that turned out to be the destination's: give the attempts back. The message is on hold, in later or
-    in dead; wherever it is, it becomes due at once with `attempts`, at its old position if it has a key."""
+    in dead; wherever it is, it becomes due at once with `attempts`. One that has a key keeps its place: from dead it
+    goes to parked at its old position, with a hold that is due or `releasing`."""
 
     message: Message
     attempts: int
@@ -229,7 +230,8 @@ class Settlement:
     superseded: list[Message] = field(default_factory=list[Message])
     """Moved to the archive with that outcome, whatever the retention."""
     parked: list[tuple[Gate, Message]] = field(default_factory=list[tuple[Gate, Message]])
-    """Hot rows to move to parked behind that gate; a row that is parked already changes to that gate."""
+    """Hot rows to move to parked behind that gate; a row that is parked already changes to that gate. If a key has no
+    hold any more, because a former owner delivered the message after all, it gets one that is `releasing`."""
     released: list[Gate] = field(default_factory=list[Gate])
     """Holds to drop, each only if no row of its key is parked."""
     refunds: list[Refund] = field(default_factory=list[Refund])
@@ -353,10 +355,13 @@ class Store(StoreReader, Protocol):
 
     async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
         """Connect, create missing tables (or raise `TablesMissing`), check the version (`SchemaMismatch`) and, if a
-        claim is given, that all relays use the same one (`ConfigurationError`); the first relay sets it."""
+        claim is given, that all relays use the same one (`ConfigurationError`); the first relay sets it. May be called
+        several times."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Undo one `open`; the last one lets go of connections."""
+        ...
 
     def wakeup(self, poll_interval: float) -> Wakeup: ...
 
@@ -428,9 +433,10 @@ class Store(StoreReader, Protocol):
     # --- upkeep and the desk
 
     async def clean(self, *, retention: float | None, limit: int) -> int:
-        """Delete at most `limit` rows that nobody needs: archived ones older than the retention, dedupe keys past their
-        window, relays long gone, holds whose message is nowhere. Returns how many. Never touches an undelivered
-        message. Superseded and discarded ones are kept for the retention or seven days, whichever is longer."""
+        """Delete at most `limit` rows that nobody needs: delivered ones older than the retention (None: all are kept),
+        superseded and discarded ones older than that and than seven days, dedupe keys past their window, relays long
+        gone. A hold whose message is nowhere becomes `releasing`, for its owner to hear of it. Returns how many. Never
+        touches an undelivered message."""
         ...
 
     async def revive(self, ids: Sequence[str]) -> int:

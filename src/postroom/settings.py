@@ -178,7 +178,6 @@ class Settings:
     clean_batch: int = _setting(10_000, _whole(1), "Rows that cleaning deletes at a time.")
     create_tables: bool = _setting(True, _flag, "Create missing tables on first use.")
     max_rate: float | None = _setting(None, _optional(_rate), "Messages per second to a destination; None = no limit.")
-    max_pending: int | None = _setting(None, _optional(_whole(1)), "Undelivered messages before `add` refuses more.")
     enabled: bool = _setting(True, _flag, "Off = a relay that starts and delivers nothing.")
     breaker_initial: float = _setting(0.5, _duration(0.001), "First pause before an unavailable destination is probed.")
     breaker_cap: float = _setting(60.0, _duration(0.001), "Longest such pause.")

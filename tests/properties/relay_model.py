@@ -144,6 +144,10 @@ class FragileStore:
 
         return call
 
+    async def close_for_good(self) -> None:
+        """A process that dies lets go of its connection, whatever else goes wrong."""
+        await self._store.close()
+
     async def settle(self, settlement: Settlement) -> Any:
         self._fail_if_told("before")
         stale = await self._stale_slots(settlement)
@@ -238,10 +242,12 @@ class SimulatedRelay:
             for task in list(pump._calls):
                 task.cancel()
         await turn_the_loop()
+        await self.store.close_for_good()
 
     async def stop(self) -> None:
         await self.session.finish(0.0)
         await turn_the_loop()
+        await self.store.close_for_good()
 
 
 async def turn_the_loop(turns: int = 12) -> None:

@@ -28,7 +28,7 @@ def test_the_defaults_are_what_the_documentation_says():
     assert (settings.publish_timeout, settings.stop_timeout, settings.retry) == (7.5, 10.0, Steps())
     assert (settings.retention, settings.dedupe_window, settings.clean_interval) == (None, 604_800.0, 3600.0)
     assert (settings.clean_batch, settings.create_tables, settings.enabled) == (10_000, True, True)
-    assert (settings.max_rate, settings.max_pending) == (None, None)
+    assert settings.max_rate is None
     assert (settings.breaker_initial, settings.breaker_cap, settings.trip_after) == (0.5, 60.0, 5)
     assert settings.cautions() == []
 
@@ -92,7 +92,7 @@ def test_by_default_a_publish_fits_into_what_is_left_of_a_lease_at_any_time(leas
         ("max_rate", float("nan"), "messages per second"),
         ("max_rate", 10**400, "messages per second"),
         ("max_rate", True, "messages per second"),
-        ("max_pending", 0, "at least 1"),
+        ("trip_after", 0, "at least 1"),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_setting(name: str, value: object, complaint: str):

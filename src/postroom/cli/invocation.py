@@ -102,7 +102,13 @@ def store_of(configuration: Configuration) -> str:
 
 
 def outbox_of(configuration: Configuration) -> Outbox:
-    return Outbox(configuration.name, prefix=configuration.prefix, schema=configuration.schema)
+    return Outbox(
+        configuration.name,
+        prefix=configuration.prefix,
+        schema=configuration.schema,
+        serializer=configuration.serializer or "json",
+        dedupe_window=configuration.settings.dedupe_window,
+    )
 
 
 def place_of(configuration: Configuration) -> str:

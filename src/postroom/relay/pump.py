@@ -296,19 +296,25 @@ class Pump:
             if not lost.isdisjoint(call.open):
                 task.cancel()
 
-    async def finish(self, timeout: float) -> bool:
+    async def finish(self, timeout: float, hurry: asyncio.Event) -> bool:
         """Wait for what is in flight, then cancel the rest; settle all. True if everything was answered in time."""
-        clean = True
-        if self._calls:
-            _, late = await asyncio.wait(list(self._calls), timeout=timeout)
-            clean = not late
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late, timeout=1.0)
+        late = await self._wait_for_calls(timeout, hurry)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1.0)
         await asyncio.sleep(0)
         await self.settle()
-        return clean
+        return not late
+
+    async def _wait_for_calls(self, timeout: float, hurry: asyncio.Event) -> set[asyncio.Task[None]]:
+        """Those that are not over in time, or when somebody is in a hurry."""
+        hurried = asyncio.create_task(hurry.wait())
+        deadline = self._clock.monotonic() + timeout
+        while self._calls and not hurry.is_set() and (left := deadline - self._clock.monotonic()) > 0:
+            await asyncio.wait({hurried, *self._calls}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        return set(self._calls)
 
     # -------------------------------------------------------------------------------------------- telling
 

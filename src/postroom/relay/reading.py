@@ -181,7 +181,7 @@ class Reading(Verdicts):
             lane = self._lanes[name] = self._new_lane(name, slot.number, message.topic, outlet, latest_only)
         self._record(message, slot)
         outlet.in_memory += 1
-        if latest_only and lane.waiting:
+        if latest_only and lane.waiting and message.sequence is None:  # a dense sequence must have no gaps
             self._supersede(lane)
         lane.waiting.append(message)
         if not lane.queued and not lane.flying:
@@ -195,4 +195,4 @@ class Reading(Verdicts):
         return lane
 
     def _is_superseded(self, held: HeldKey, message: Message) -> bool:
-        return held.skipped_from is not None and self._topic(message)[1]
+        return held.skipped_from is not None and message.sequence is None and self._topic(message)[1]

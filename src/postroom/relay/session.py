@@ -26,6 +26,8 @@ from .pump import Pump, Tally, grace
 from .wiring import Target
 
 NO_ROUTE = "(no route)"
+CLOSING_TIME = 5.0
+"""Seconds for the database, beyond the time for what is in flight, when a relay stops."""
 REMEMBERED = 20
 """Settlements remembered for those who ask after the fact."""
 
@@ -56,7 +58,7 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._stopping = asyncio.Event()
-        self._hurry = False
+        self._hurry = asyncio.Event()
         self._is_down = False
         self._waiting: dict[str, list[asyncio.Future[bool]]] = {}
         self._recent: deque[tuple[bool, list[str]]] = deque(maxlen=REMEMBERED)
@@ -69,8 +71,8 @@ class Session:
         await self._open_store()
         self._publishers = {target.name: target.make() for target in self._targets()}
         breakers = {name: self._breaker() for name in self._publishers}
-        workers = self._settings.workers or self._store.workers
-        self.pumps = [self._make_pump(breakers) for _ in range(min(workers, SLOTS))]
+        workers = min(self._settings.workers or self._store.workers, SLOTS)
+        self.pumps = [self._make_pump(breakers, workers) for _ in range(workers)]
         self._keeper = LeaseKeeper(
             name=self._name,
             relay=self._relay,
@@ -114,13 +116,13 @@ class Session:
         settings = self._settings
         return Breaker(initial=settings.breaker_initial, cap=settings.breaker_cap, trip_after=settings.trip_after)
 
-    def _make_pump(self, breakers: dict[str, Breaker]) -> Pump:
+    def _make_pump(self, breakers: dict[str, Breaker], workers: int) -> Pump:
         outlets = {
             name: Outlet(
                 name=name,
                 features=self._publishers[name].features,
                 breaker=breaker,
-                max_rate=self._settings.max_rate,
+                max_rate=None if self._settings.max_rate is None else self._settings.max_rate / workers,
             )
             for name, breaker in breakers.items()
         }
@@ -173,25 +175,26 @@ class Session:
         leases = asyncio.create_task(self._endure(keeper.run))
         try:
             await self._stopping.wait()
-            for pump in self.pumps:
-                pump.stir()
-            await asyncio.wait(pumps, timeout=self._settings.stop_timeout)
-            await self.finish(0.0 if self._hurry else self._settings.stop_timeout)
+            await self.finish(self._settings.stop_timeout, pumps)
         finally:
             await _cancel(*duties, *pumps, leases)
 
-    async def finish(self, timeout: float) -> None:
-        """Wait for what is in flight, settle it, and give the leases back. What is not over by then keeps its lease
-        until it expires."""
+    async def finish(self, timeout: float, pumps: Sequence[asyncio.Task[None]] = ()) -> None:
+        """Wait for what is in flight, settle it, and give the leases back. What is not over by then, or when somebody
+        asks to stop for the second time, keeps its lease until it expires."""
         if self._finished:
             return
         self._finished = True
+        for pump in self.pumps:
+            pump.plan.leave(list(pump.plan.slots))
+            pump.stir()
         clean = False
-        with contextlib.suppress(PostroomError):
-            for pump in self.pumps:
-                pump.plan.leave(list(pump.plan.slots))
-            clean = all([await pump.finish(timeout) for pump in self.pumps])
-            await self._keeper_or_fail().release_all()
+        with contextlib.suppress(PostroomError, TimeoutError):
+            async with asyncio.timeout(timeout + CLOSING_TIME):
+                if pumps:
+                    await asyncio.wait(pumps)
+                clean = all(await asyncio.gather(*(pump.finish(timeout, self._hurry) for pump in self.pumps)))
+                await self._keeper_or_fail().release_all()
         self.notice(events.Stopped(outbox=self._name, relay=self._relay, clean=clean))
 
     async def drain(self) -> None:
@@ -285,10 +288,16 @@ class Session:
                 self._ring_now()
 
     async def _clean(self) -> None:
+        """Relays do not all begin at once."""
+        await asyncio.sleep(self._settings.clean_interval * random.random())
+        while True:
+            await self.clean()
+            await asyncio.sleep(self._settings.clean_interval)
+
+    async def clean(self) -> None:
         """The owner of slot 0 cleans, in bounded batches with pauses between, so that delivery goes first."""
-        await asyncio.sleep(self._settings.clean_interval * random.uniform(0.1, 1.0))
         limit = self._settings.clean_batch
-        while self.pumps and 0 in self.pumps[0].plan.slots:
+        while 0 in self.pumps[0].plan.slots:
             count = await self._store.clean(retention=self._settings.retention, limit=limit)
             self.notice(events.Cleaned(outbox=self._name, count=count))
             if count < limit:
@@ -315,11 +324,11 @@ class Session:
 
     def ask_to_stop(self) -> None:
         """The second time, do not wait for what is in flight."""
-        self._hurry = self._stopping.is_set()
+        event = self._hurry if self._stopping.is_set() else self._stopping
         if self._loop is None:
-            self._stopping.set()
+            event.set()
         else:
-            self.call(self._stopping.set)
+            self.call(event.set)
 
     def pause(self, globs: Globs) -> None:
         for pump in self.pumps:

@@ -734,16 +734,16 @@ class MemoryStore:
 
     @_atomic
     async def clean(self, *, retention: float | None, limit: int) -> int:
-        removals = list(islice(self._garbage(retention or 0.0), limit))
+        removals = list(islice(self._garbage(retention), limit))
         for remove in removals:
             remove()
         return len(removals)
 
-    def _garbage(self, retention: float) -> Iterator[Callable[[], object]]:
+    def _garbage(self, retention: float | None) -> Iterator[Callable[[], object]]:
         now = self.now()
         for number, row in self._archive.items():
-            keep = retention if row.outcome == "delivered" else max(retention, KEEP_UNDELIVERED)
-            if row.settled_at is not None and row.settled_at <= now - timedelta(seconds=keep):
+            keep = retention if row.outcome == "delivered" else max(retention or 0.0, KEEP_UNDELIVERED)
+            if keep is not None and row.settled_at is not None and row.settled_at <= now - timedelta(seconds=keep):
                 yield lambda number=number: self._archive.pop(number)
         for key, expires_at in self._ledger.dedupe.items():
             if expires_at <= now:

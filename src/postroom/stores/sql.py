@@ -67,6 +67,7 @@ class SqlStore(Store):
         self._shown_url = redact(url)
         self._clock = clock
         self._engine: AsyncEngine | None = None
+        self._openings = 0
         self._prepared: dict[object, Prepared] = {}
 
     @abstractmethod
@@ -77,14 +78,15 @@ class SqlStore(Store):
 
     async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
         """Once everything is there it only reads. Opening an open store checks again."""
-        if self._engine is not None:
-            return await self._set_up(claim, create_tables)
         try:
-            await self._connect(create_tables)
+            if self._engine is None:
+                await self._connect(create_tables)
             await self._set_up(claim, create_tables)
         except BaseException:
-            await self.close()
+            if self._openings == 0:
+                await self._disconnect()
             raise
+        self._openings += 1
 
     async def _set_up(self, claim: str | None, create_tables: bool) -> None:
         if not await self._read(sql_setup.is_set_up):
@@ -94,6 +96,11 @@ class SqlStore(Store):
             await self._write(sql_setup.set_claim, claim)
 
     async def close(self) -> None:
+        self._openings = max(0, self._openings - 1)
+        if self._openings == 0:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
         engine, self._engine = self._engine, None
         self._prepared.clear()
         if engine is not None:

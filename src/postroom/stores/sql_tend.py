@@ -200,18 +200,21 @@ def _numbers(rows: Sequence[Any]) -> list[int]:
 
 def clean(transaction: Transaction, retention: float | None, limit: int) -> int:
     done = 0
-    for table, name, conditions in _garbage(transaction, retention or 0.0):
+    for table, name, conditions in _garbage(transaction, retention):
         if done < limit:
             done += _remove(transaction, table, table.c[name], conditions, limit - done)
     return done + _release_headless(transaction, limit - done)
 
 
-def _garbage(transaction: Transaction, retention: float) -> Iterator[tuple[Table, str, list[ColumnElement[bool]]]]:
+def _garbage(
+    transaction: Transaction, retention: float | None
+) -> Iterator[tuple[Table, str, list[ColumnElement[bool]]]]:
     """Tables, the columns that name their rows, and which of these nobody needs."""
     tables = transaction.tables
     settled_at, is_delivered = tables.archive.c.settled_at, tables.archive.c.outcome == "delivered"
-    yield tables.archive, "number", [settled_at <= transaction.after(-retention), is_delivered]
-    longer = max(retention, KEEP_UNDELIVERED)
+    if retention is not None:
+        yield tables.archive, "number", [settled_at <= transaction.after(-retention), is_delivered]
+    longer = max(retention or 0.0, KEEP_UNDELIVERED)
     yield tables.archive, "number", [settled_at <= transaction.after(-longer), ~is_delivered]
     yield tables.dedupe, "key", [tables.dedupe.c.expires_at <= transaction.now]
     yield tables.relays, "id", [tables.relays.c.until <= transaction.after(-FORGET_RELAYS)]

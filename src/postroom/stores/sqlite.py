@@ -144,12 +144,12 @@ class SqliteStore(SqlStore):
         if not create_tables and not os.path.exists(path):
             raise TablesMissing(f"{self._shown_url}: there is no such file; run 'postroom init'")
 
-    async def close(self) -> None:
+    async def _disconnect(self) -> None:
         async with self._turn:
             connection, self._connection, self._driver = self._connection, None, None
             if connection is not None:
                 await uninterrupted(connection.close())
-            await super().close()
+            await super()._disconnect()
 
     # --- taking turns on the connection
 

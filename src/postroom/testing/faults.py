@@ -65,7 +65,7 @@ class FaultyStore:
 
 
 class FaultyPublisher:
-    """A publisher with a fault before and after each call, and between the answers of a batch."""
+    """A publisher with a fault before and after each call."""
 
     def __init__(self, publisher: Publisher, faults: Faults) -> None:
         self._publisher = publisher
