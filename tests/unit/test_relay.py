@@ -20,6 +20,7 @@ import pytest
 from postroom import (
     ConfigurationError,
     DestinationUnavailable,
+    InvalidMessage,
     Message,
     MessageDead,
     MessageRejected,
@@ -401,6 +402,29 @@ async def test_of_several_messages_only_the_latest_is_sent(shop: Shop) -> None:
     assert await shop.state_of(prices[0]) == "superseded"
 
 
+async def test_a_dense_sequence_has_no_gaps_whatever_is_asked_for(shop: Shop) -> None:
+    shop.outbox = Outbox(order="strict")
+    for _ in range(3):
+        shop.add("prices", "eur")
+    with pytest.raises(InvalidMessage, match="expires_at"):
+        shop.add("prices", "eur", expires_at=datetime.now(UTC))
+    await shop.relay(latest_only=["prices"], on_dead="continue").drain()
+    assert [message.sequence for message in shop.arrived] == [1, 2, 3]
+
+
+async def test_one_bulk_import_does_not_delay_every_other_key(shop: Shop) -> None:
+    for _ in range(300):
+        shop.add("bulk", "one-key")
+    late = shop.add("orders", "another-key")
+    order: list[str] = []
+
+    def publish(message: Message) -> None:
+        order.append(message.id)
+
+    await shop.relay(publish, batch_size=20).drain()
+    assert order.index(late.id) < 60
+
+
 # --- the archive
 
 
@@ -413,6 +437,19 @@ async def test_delivered_messages_are_kept_for_the_retention_and_can_be_replayed
     await relay.drain()
     assert [(m.id, m.replays) for m in shop.arrived] == [(message.id, 0), (message.id, 1)]
     assert shop.arrived[1].dedupe_id != message.id
+
+
+async def test_only_the_owner_of_slot_0_cleans_and_it_keeps_what_it_was_not_told_to_delete(shop: Shop) -> None:
+    kept = shop.add(key="k")
+    await shop.relay(retention="1h").drain()
+    async with shop.relay(lease_ttl=2) as one, shop.relay(lease_ttl=2) as two:
+        await eventually(lambda: len(owned(one)) == len(owned(two)) == 32)
+        shop.diary.events.clear()
+        for relay in (one, two):
+            assert relay._session is not None
+            await relay._session.clean()
+        assert len(shop.diary.of(events.Cleaned)) == 1
+    assert await shop.state_of(kept) == "delivered"
 
 
 # --- running
@@ -476,6 +513,42 @@ async def test_what_is_not_over_in_time_keeps_its_lease_until_it_expires(shop: S
         await flying.wait()
     assert await shop.state_of(message) == "pending"
     assert not shop.diary.of(events.Stopped)[0].clean
+
+
+async def test_asking_to_stop_twice_does_not_wait_for_what_is_in_flight(shop: Shop) -> None:
+    flying = asyncio.Event()
+
+    async def publish(message: Message) -> None:
+        flying.set()
+        await asyncio.sleep(60)
+
+    shop.add(key="k")
+    relay = shop.relay(publish, stop_timeout="1m", lease_ttl="2m", publish_timeout="1m")
+    running = asyncio.create_task(relay.run())
+    await flying.wait()
+    relay.stop()
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    relay.stop()
+    async with asyncio.timeout(10):
+        await running
+    assert not shop.diary.of(events.Stopped)[0].clean
+
+
+async def test_a_store_that_its_maker_opened_stays_open(tmp_path: Path) -> None:
+    store = SqliteStore("sqlite://")
+    await store.open()
+    outbox = Outbox()
+    async with store.transaction() as connection:
+        await outbox.add_async(connection, "orders", {}, key="k")
+
+    def broken(message: Message) -> None:
+        raise ConnectionError("down")
+
+    for _ in range(2):
+        report = await Relay(store, broken, outbox=outbox).drain()
+        assert report.pending == 1
+    await store.close()
 
 
 def test_a_relay_runs_in_a_thread_of_its_own(shop: Shop) -> None:
@@ -673,6 +746,3 @@ def _leases(database: Path) -> int:
 def owned(relay: Relay) -> set[int]:
     session = relay._session
     return {slot for pump in session.pumps for slot in pump.plan.slots} if session else set()
-
-
-_ = SqliteStore

@@ -394,7 +394,7 @@ async def test_missing_tables_name_the_remedy_and_leave_no_file(path: Path) -> N
 
 
 async def test_opening_a_database_that_is_set_up_waits_for_no_writer(store: SqliteStore, path: Path) -> None:
-    await store.open(claim="slots")
+    await reopened(path, claim="slots")
     with locked(path):
         await reopened(path, claim="slots")
 

@@ -1,0 +1,133 @@
+"""Single decisions of the plan that generated histories reach seldom."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from postroom.message import Message
+from postroom.ports import NO_LIMIT, Features, Fetched, Hold, Lease, Settled
+from postroom.relay.breaker import Breaker
+from postroom.relay.outlet import Outlet
+from postroom.relay.plan import Plan
+from postroom.settings import Settings
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def make_plan(**settings: object) -> tuple[Plan, Outlet]:
+    outlet = Outlet(
+        name="out", features=Features(ordered=True), breaker=Breaker(initial=1.0, cap=60.0, trip_after=5)
+    )  # fmt: skip
+    plan = Plan(
+        relay="me",
+        settings=Settings.of(**settings),
+        outlets=[outlet],
+        route=lambda topic: outlet,
+        random=lambda: 0.5,
+        publish_timeout=5.0,
+    )
+    return plan, outlet
+
+
+def own(plan: Plan, slot: int = 1, holds: tuple[Hold, ...] = (), mark: int = 0) -> None:
+    lease = Lease(slot=slot, owner="me", epoch=7, expires_in=15.0, mark=mark)
+    plan.own(lease, deadline=100.0, holds=holds, gates=(), now=0.0)
+
+
+def message(position: int, key: str | None = "k", slot: int = 1) -> Message:
+    return Message(topic="t", payload=b"", key=key, position=position, slot=slot)
+
+
+def read(plan: Plan, *messages: Message) -> None:
+    wanted = plan.wants(0.0)
+    assert wanted is not None
+    plan.take(wanted, Fetched(list(messages), NO_LIMIT, NOW), 0.0)
+
+
+def test_a_slot_that_is_being_given_back_takes_no_retry_into_memory() -> None:
+    plan, _ = make_plan()
+    failed = message(1)
+    hold = Hold(
+        slot=1, topic="t", key="k", message_id=failed.id, position=1, attempts=1, status="retry", due_in=0.1, error=""
+    )  # fmt: skip
+    own(plan, holds=(hold,))
+    plan.leave([1])
+    plan.take_heads(plan.due_heads(0.2), [failed], 0.2)
+    assert plan.left() == [1]
+
+
+def test_the_mark_stays_below_what_is_not_settled() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    read(plan, message(3), message(4, "other"))
+    assert plan.marks() == {1: 2}
+    first, _ = plan.next_batch(outlet, 0.0)
+    plan.answer(first, None, 0.0)
+    assert plan.marks() == {1: 2}, "answered, but not written down yet"
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    plan.settled(settlement, Settled(), 0.0)
+    assert plan.marks() == {1: 3}
+
+
+def test_the_mark_stays_below_a_held_key() -> None:
+    plan, outlet = make_plan(retry="steps 1h")
+    own(plan)
+    read(plan, message(3), message(4), message(5, "other"))
+    for sent in plan.next_batch(outlet, 0.0):
+        plan.answer(sent, ValueError("no") if sent.position == 3 else None, 0.0)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    plan.settled(settlement, Settled(), 0.0)
+    assert plan.marks() == {1: 2}
+
+
+def test_nothing_starts_that_could_end_after_the_lease() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    read(plan, message(1))
+    assert plan.next_batch(outlet, 95.1) == []
+    assert len(plan.next_batch(outlet, 94.9)) == 1
+
+
+def test_a_key_is_settled_only_up_to_its_first_unanswered_message() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    read(plan, message(1), message(2), message(3))
+    one, two, three = plan.next_batch(outlet, 0.0)
+    plan.answer(two, None, 0.0)
+    plan.answer(three, None, 0.0)
+    assert plan.take_settlement() is None
+    plan.answer(one, None, 0.0)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert [delivered.position for delivered in settlement.delivered] == [1, 2, 3]
+
+
+def test_rows_beyond_a_rewind_are_left_for_the_next_fetch() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    wanted = plan.wants(0.0)
+    assert wanted is not None
+    plan.slots[1].rewind(1)  # while the fetch is under way
+    plan.take(wanted, Fetched([message(8)], NO_LIMIT, NOW), 0.0)
+    assert plan.next_batch(outlet, 0.0) == []
+    again = plan.wants(0.0)
+    assert again is not None
+    assert again.ranges[0].after == 0
+
+
+def test_a_lost_slot_is_forgotten_but_what_was_delivered_in_it_counts() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    read(plan, message(1), message(2, "other"))
+    one, two = plan.next_batch(outlet, 0.0)
+    plan.lose([1])
+    assert plan.flying_slots() == {1}
+    plan.answer(one, None, 0.0)
+    plan.answer(two, ValueError("no"), 0.0)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert (settlement.delivered, settlement.retries) == ([one], [])
+    assert plan.flying_slots() == set()
+    assert outlet.in_memory == 0
