@@ -37,7 +37,7 @@ class TestMemoryStore(StoreContract):
                 add(transaction, message, strict=message.sequence is not None)
 
     async def remove(self, store: MemoryStore, message: Message) -> None:
-        for shelf in (store._hot, store._parked, store._dead):
+        for shelf in (store.tables.hot, store.tables.parked, store.tables.dead):
             shelf.take(message.position)
 
 

@@ -25,12 +25,13 @@ from click.testing import CliRunner, Result
 from postroom.cli import mend, output
 from postroom.cli.options import spelled
 from postroom.cli.program import program
+from postroom.configuration import Configuration, load
 from postroom.desk import Desk
 from postroom.errors import MessageRejected
 from postroom.message import Message, new_id
 from postroom.outbox import Outbox
 from postroom.relay.relay import Relay
-from postroom.settings import Configuration, Settings, load
+from postroom.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 STORE = "sqlite:///shop.db"

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postroom.configuration import Configuration, load
 from postroom.errors import ConfigurationError
 from postroom.retry import ByType, Exponential, Fixed, Never, Steps
 from postroom.routing import PerTopic
 from postroom.serialize import JsonSerializer
-from postroom.settings import Configuration, Settings, load
+from postroom.settings import Settings
 
 
 def write(directory: Path, text: str, name: str = "postroom.toml") -> Path:

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import click
 
+from ..configuration import Configuration, load
 from ..desk import Desk
 from ..errors import ConfigurationError
 from ..outbox import Outbox
 from ..redact import redact
-from ..settings import Configuration, load
 from .failure import translated
 from .output import note
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from .. import events, registry
+from ..configuration import Configuration
 from ..desk import Desk
 from ..errors import ConfigurationError
 from ..redact import redact
 from ..relay.relay import Relay, Report
-from ..settings import Configuration
 from . import document
 from .failure import ATTENTION
 from .invocation import Command, Invocation, located, outbox_of, passed, place_of, printing, store_of
