@@ -68,6 +68,13 @@ class Died(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refunded(Event):
+    """A failure of this message turned out to be the destination's: it has its attempts back, and is dead no more."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded(Event):
     """A newer message of the same topic and key took this one's place (`latest_only`)."""
 

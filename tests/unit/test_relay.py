@@ -327,17 +327,83 @@ async def test_an_outage_that_looks_like_bad_messages_kills_none_of_them(shop: S
 
     def publish(message: Message) -> None:
         if misjudged:
-            raise MessageRejected("500 in disguise", permanent=True)
+            raise MessageRejected("500 in disguise")
         shop.arrived.append(message)
 
     for number in range(12):
         shop.add(key=f"k{number}" if number % 2 else None)
-    async with shop.relay(publish, breaker_initial="5ms", breaker_cap="10ms", trip_after=5):
-        await eventually(lambda: bool(shop.diary.of(events.BreakerOpened)))
+    async with shop.relay(publish, breaker_initial="5ms", breaker_cap="10ms", trip_after=5, retry="never"):
+        await eventually(lambda: bool(shop.diary.of(events.Refunded)))
         misjudged = False
         await eventually(lambda: len(shop.arrived) == 12)
     status = await shop.store.status()
     assert status.counts.get("dead", 0) == 0
+
+
+async def test_messages_that_are_refused_for_good_are_dead_however_many_there_are(shop: Shop) -> None:
+    bad = {shop.add(key=f"bad{number}").id for number in range(30)}
+
+    def publish(message: Message) -> None:
+        if message.id in bad:
+            raise MessageRejected("never", permanent=True)
+        shop.arrived.append(message)
+
+    good = shop.add(key="good")
+    report = await shop.relay(publish).drain()
+    assert (report.dead, report.delivered) == (30, 1)
+    assert [message.id for message in shop.arrived] == [good.id]
+
+
+async def test_a_slow_key_with_a_backlog_does_not_stop_the_others(shop: Shop) -> None:
+    for _ in range(400):
+        shop.add(key="slow")
+
+    async def publish(message: Message) -> None:
+        if message.key == "slow":
+            await asyncio.sleep(0.2)
+        else:
+            shop.arrived.append(message)
+
+    async with shop.relay(publish, batch_size=20):
+        await asyncio.sleep(0.2)
+        others = {shop.add(key=f"k{number}").id for number in range(100)}
+        await eventually(lambda: {message.id for message in shop.arrived} == others, within=30)
+
+
+async def test_pausing_and_resuming_during_an_outage_leaves_nothing_stuck(shop: Shop) -> None:
+    down = True
+
+    def publish(message: Message) -> None:
+        if down:
+            raise ConnectionError("down")
+        shop.arrived.append(message)
+
+    async with shop.relay(publish, breaker_initial="5ms", breaker_cap="20ms", idle_interval="50ms") as relay:
+        shop.add(key="k")
+        await eventually(lambda: bool(shop.diary.of(events.BreakerOpened)))
+        relay.pause("*")
+        await asyncio.sleep(0.1)
+        relay.resume("*")
+        down = False
+        await eventually(lambda: len(shop.arrived) == 1)
+
+
+@pytest.mark.parametrize("error", [GeneratorExit(), asyncio.CancelledError(), type("Odd", (BaseException,), {})("odd")])
+async def test_whatever_a_publisher_object_raises_is_a_failed_attempt(shop: Shop, error: BaseException) -> None:
+    class Odd:
+        features = Features(ordered=True)
+        calls = 0
+
+        async def publish(self, batch: Batch) -> None:
+            self.calls += 1
+            raise error
+
+        async def close(self) -> None: ...
+
+    odd = Odd()
+    shop.add(key="k")
+    report = await shop.relay(odd, retry="steps 0s 1h").drain()
+    assert (odd.calls, report.retried, report.held) == (2, 2, 1)
 
 
 async def test_a_slow_publisher_is_timed_out_as_a_destination_failure(shop: Shop) -> None:
@@ -551,6 +617,29 @@ async def test_a_store_that_its_maker_opened_stays_open(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_relay_that_is_cancelled_settles_what_was_answered_and_gives_its_leases_back(shop: Shop) -> None:
+    for number in range(5):
+        shop.add(key=f"k{number}")
+    relay = shop.relay()
+    running = asyncio.create_task(relay.run())
+    await eventually(lambda: len(shop.arrived) == 5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    status = await shop.store.status()
+    assert (status.slots_owned, status.counts.get("pending", 0)) == (0, 0)
+
+
+async def test_a_delivery_can_be_awaited_from_another_loop(shop: Shop) -> None:
+    relay = shop.relay(idle_interval="5m")
+    await asyncio.to_thread(relay.start)
+    try:
+        ids = [shop.add(key=f"k{number}").id for number in range(20)]
+        await asyncio.gather(*(relay.delivered(id, timeout=20) for id in ids))
+    finally:
+        await asyncio.to_thread(relay.stop)
+
+
 def test_a_relay_runs_in_a_thread_of_its_own(shop: Shop) -> None:
     relay = shop.relay()
     relay.start()
@@ -663,6 +752,43 @@ async def test_a_database_that_goes_away_is_waited_for(shop: Shop) -> None:
     assert len(shop.diary.of(events.StoreDown)) <= 2
 
 
+async def test_a_drain_waits_for_a_database_that_is_busy_and_sends_nothing_twice(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
+    outbox = Outbox()
+    connection.execute("BEGIN")
+    outbox.add_many(connection, [Message(topic="t", payload=b"", key=f"k{number}") for number in range(50)])
+    connection.execute("COMMIT")
+    publisher = MemoryPublisher()
+    lock = threading.Timer(3.0, lambda: None)
+
+    class Slow:
+        features = publisher.features
+
+        async def publish(self, batch: Batch) -> None:
+            if not lock.is_alive():
+                connection.execute("BEGIN IMMEDIATE")  # and the relay wants to settle
+                asyncio.get_running_loop().call_later(3.0, connection.execute, "COMMIT")
+            await publisher.publish(batch)
+
+        async def close(self) -> None: ...
+
+    report = await Relay(f"sqlite:///{tmp_path}/app.db", Slow(), outbox=outbox).drain()
+    connection.close()
+    assert (report.delivered, report.pending, publisher.count) == (50, 0, 50)
+
+
+async def test_a_database_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    path, outbox, publisher = tmp_path / "app.db", Outbox(), MemoryPublisher()
+    async with Relay(f"sqlite:///{path}", publisher, outbox=outbox, lease_ttl="600ms"):
+        for old in tmp_path.glob("app.db*"):
+            old.unlink()
+        connection = sqlite3.connect(path)
+        outbox.add(connection, "orders", {}, key="k")
+        connection.commit()
+        await eventually(lambda: publisher.count == 1)
+        connection.close()
+
+
 async def test_a_settle_that_failed_is_tried_again_before_new_work(shop: Shop) -> None:
     class Forgetful(MemoryStore):
         failures = 3
@@ -694,6 +820,14 @@ async def test_a_store_url_with_an_unknown_scheme_names_those_that_are_known() -
         Relay("sqlite:///x", 42)
     with pytest.raises(ConfigurationError, match="lease_ttl"):
         Relay("sqlite:///x", "memory:", lease_tll=3)
+
+
+async def test_each_run_of_a_relay_has_an_id_of_its_own(shop: Shop) -> None:
+    relay = shop.relay()
+    await relay.drain()
+    first = relay.id
+    await relay.drain()
+    assert first != relay.id
 
 
 def test_making_a_relay_connects_to_nothing_so_it_may_be_made_before_a_fork(tmp_path: Path) -> None:

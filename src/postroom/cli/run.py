@@ -156,7 +156,12 @@ def _served(configuration: Configuration) -> str:
 @click.command(cls=Command)
 @click.option("--seed", type=int, metavar="NUMBER", help="Repeat a run: the same orders and the same accidents.")
 @click.option(
-    "--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER", help="Leave the database there."
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    is_flag=False,
+    flag_value="postroom-demo",
+    help="Leave the database there; without a name, in postroom-demo.",
 )
 @printing
 @passed

@@ -10,7 +10,7 @@ from ..ports import Gate, Hold
 from ..routing import Globs
 from .gates import ClosedTopic, HeldKey, Slot
 from .memory import Memory
-from .outlet import Lane
+from .outlet import Lane, Outlet
 
 
 class Barriers(Memory):
@@ -88,15 +88,22 @@ class Barriers(Memory):
         self._draining.pop(name, None)
         slot = self.slots.get(name.slot)
         if slot is not None:
+            slot.skipped = max(0, slot.skipped - held.skipped)
             slot.rewind(held.skipped_from)
 
     def _skip(self, barrier: HeldKey | ClosedTopic, message: Message, slot: Slot, now: float) -> None:
         if barrier.parking:
             self._park(barrier, message)
             return
-        barrier.skip(message.position)
-        if isinstance(barrier, HeldKey) and barrier.skipped > self._settings.batch_size // 2 and barrier.lasts(now):
+        slot.skipped += barrier.skip(message.position)
+        if isinstance(barrier, HeldKey) and barrier.lasts(now) and self._are_many(barrier, slot):
+            slot.skipped = max(0, slot.skipped - barrier.skipped)
             slot.rewind(barrier.start_parking())
+
+    def _are_many(self, held: HeldKey, slot: Slot) -> bool:
+        """Behind one key, or behind all of a slot together: whoever reads the slot again has to pass them."""
+        size = self._settings.batch_size
+        return held.skipped > size // 2 or slot.skipped > size
 
     def _park(self, barrier: HeldKey | ClosedTopic, message: Message) -> None:
         barrier.parked, barrier.exhausted = True, False
@@ -106,7 +113,7 @@ class Barriers(Memory):
     def _is_closed(self, message: Message) -> bool:
         if self._paused and message.topic in self._paused:
             return True
-        return self._topic(message)[0].in_memory >= 2 * self._window
+        return self._topic(message)[0].is_over(2 * self._window)
 
     def _closed_topic(self, message: Message, slot: Slot, now: float) -> ClosedTopic | None:
         """The barrier that this row is behind, if any."""
@@ -131,7 +138,7 @@ class Barriers(Memory):
 
     def _tend_topic(self, slot: Slot, closed: ClosedTopic, now: float) -> None:
         topic = closed.name.topic
-        if topic in self._paused or not self._has_room(topic) or self._route(topic).breaker.state != "closed":
+        if topic in self._paused or not self._has_room(topic) or self._is_broken(topic):
             closed.open = False
             if not closed.parking and closed.skipped > self._settings.batch_size // 2 and closed.lasts(now):
                 self._start_parking_topic(closed, slot)
@@ -143,6 +150,11 @@ class Barriers(Memory):
                 self._catch_up(closed, slot)
         elif not closed.parked and closed.skipped_from is None and not slot.full and not slot.stale:
             del slot.closed_topics[topic]
+
+    def _is_broken(self, topic: str) -> bool:
+        """Its destination is tripped, and there is something in memory to probe it with."""
+        outlet = self._route(topic)
+        return outlet.breaker.state != "closed" and outlet.in_memory > 0
 
     def _start_parking_topic(self, closed: ClosedTopic, slot: Slot) -> None:
         """Parked rows of a key go before its hot ones, so nothing of the topic may be left in memory from there."""
@@ -183,6 +195,27 @@ class Barriers(Memory):
                 lane.outlet.ready.remove(lane)
                 lane.queued = False
             self._lanes.pop(lane.name, None)
+
+    def _relieve(self, outlet: Outlet, now: float) -> None:
+        """A slow destination is full: keys with much in memory give up most of it, so that others are read."""
+        keep = max(1, self._settings.batch_size // 4)
+        crowded = [lane for lane in self._lanes.values() if lane.outlet is outlet and len(lane.waiting) > keep]
+        for lane in crowded:
+            key = lane.waiting[0].key
+            if key is not None and lane.name not in self.held:
+                self._cut_back(lane, Gate(lane.slot, lane.topic, key), keep, now)
+
+    def _cut_back(self, lane: Lane, gate: Gate, keep: int, now: float) -> None:
+        held = HeldKey(
+            name=gate, since=now, message_id="", position=0, attempts=0, status="releasing", due=None, busy=True
+        )  # fmt: skip
+        self.held[lane.name] = held
+        rest, lane.waiting = lane.waiting[keep:], lane.waiting[:keep]
+        for message in rest:
+            self._known.pop(message.position, None)
+            self.slots[lane.slot].count -= 1
+            lane.outlet.in_memory -= 1
+            self._put_back(message, self.slots[lane.slot], held)
 
     def _put_back(self, message: Message, slot: Slot, held: HeldKey | None) -> None:
         parked = message.position in self._from_parked

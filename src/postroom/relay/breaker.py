@@ -87,7 +87,6 @@ class Breaker:
 
     def refused(self, lane: Hashable, failure: Failure, error: str, now: float, random: Callable[[], float]) -> bool:
         """Note a message failure; True if it is the destination's after all (then see `take_refunds`)."""
-        self.suspects.pop(failure.message.id, None)
         if self.state == "half-open" and not self.misjudged:
             self._close()  # it refused this message, so it is there
         self.streak.setdefault(lane, []).append(failure)
@@ -96,6 +95,11 @@ class Breaker:
             self._trip(error, now, random, None)
             return True
         return False
+
+    def answered(self) -> None:
+        """It refused a message for good: whatever else is wrong, it is there."""
+        if self.state == "half-open":
+            self._close()
 
     def take_refunds(self) -> list[Failure]:
         """The earliest failure of each message in the streak: its attempts are what to go back to."""

@@ -30,12 +30,15 @@ class Barrier:
     """How far the parked rows were read."""
     exhausted: bool = False
 
-    def skip(self, position: int) -> None:
+    def skip(self, position: int) -> bool:
+        """Leave a row where it is; True if it was not met before."""
         if self.skipped_from is None or position < self.skipped_from:
             self.skipped_from = position
-        if position > self.skipped_to:  # a row that is met again after a rewind counts once
-            self.skipped_to = position
-            self.skipped += 1
+        if position <= self.skipped_to:
+            return False
+        self.skipped_to = position
+        self.skipped += 1
+        return True
 
     def start_parking(self) -> int | None:
         """From now on rows are parked; returns where to read again, so that those skipped are met once more."""
@@ -63,6 +66,8 @@ class HeldKey(Barrier):
     """Its message is in memory, to be tried."""
     provisional: bool = False
     """Only until the death of its message is written down."""
+    busy: bool = False
+    """No hold: the key has as much in memory as it may have, and is slow. Kept in memory only."""
     finishing: bool = False
     """Asked the store to drop the hold."""
 
@@ -109,6 +114,8 @@ class Slot:
     stale: bool = True
     """Something may have been committed since the last fetch."""
     leaving: bool = False
+    skipped: int = 0
+    """Rows that were left in the hot table behind barriers."""
     count: int = 0
     """Messages in memory that are not settled yet."""
     closed_topics: dict[str, ClosedTopic] = field(default_factory=dict[str, ClosedTopic])

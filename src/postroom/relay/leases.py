@@ -54,9 +54,15 @@ class LeaseKeeper:
         self._clock = clock
         self._notice = notice
         self._host = socket.gethostname()[:255]
+        self._turn = asyncio.Lock()
+        self._is_closing = False
 
     async def tick(self) -> float:
         """Renew, give back, take; returns the seconds until it should be done again."""
+        async with self._turn:
+            return await self._tick()
+
+    async def _tick(self) -> float:
         before = self._clock.monotonic()
         self.expire(before)
         leases = await self._store.renew(self._beat())
@@ -84,7 +90,12 @@ class LeaseKeeper:
         self._lose(late)
 
     async def release_all(self) -> None:
-        """Give everything back that nothing is flying for; the rest is left to expire."""
+        """Give everything back that nothing is flying for; the rest is left to expire. Nothing is taken any more."""
+        self._is_closing = True
+        async with self._turn:  # what is being taken just now must be given back, too
+            await self._release_all()
+
+    async def _release_all(self) -> None:
         flying = self._flying()
         epochs = {slot.number: slot.epoch for slot in self._slots() if slot.number not in flying}
         marks = self._marks()
@@ -139,7 +150,7 @@ class LeaseKeeper:
 
     async def _take(self, leases: Leases) -> list[int]:
         owned = {slot.number for slot in self._slots()}
-        missing = self._wanted(leases) - len(owned)
+        missing = 0 if self._is_closing else self._wanted(leases) - len(owned)
         flying = self._flying()
         free = [n for n, lease in sorted(leases.slots.items()) if is_free(lease) and n not in owned and n not in flying]
         self.incomplete = len(free) < missing

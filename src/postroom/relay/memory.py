@@ -120,7 +120,7 @@ class Memory:
         return known
 
     def _has_room(self, topic: str) -> bool:
-        return self._route(topic).in_memory < self._window
+        return not self._route(topic).is_over(self._window)
 
     def _record(self, message: Message, slot: Slot) -> None:
         self._known[message.position] = slot

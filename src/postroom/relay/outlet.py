@@ -57,13 +57,18 @@ class Outlet:
     ready: deque[Lane] = field(default_factory=deque[Lane])
     in_memory: int = 0
     unanswered: int = 0
+    flying_lanes: int = 0
     calls: int = 0
     tokens: float = 0.0
     refilled: float = 0.0
     full_since: float | None = None
 
+    def is_over(self, window: int) -> bool:
+        """What is in flight counts little: a slow key may have a whole batch there, and others must go on."""
+        return self.in_memory - self.unanswered >= window or self.in_memory >= 8 * window
+
     def is_full(self, window: int, now: float) -> bool:
-        if self.in_memory < window:
+        if not self.is_over(window):
             self.full_since = None
         elif self.full_since is None:
             self.full_since = now
@@ -81,9 +86,9 @@ class Outlet:
             return 1 if self.unanswered == 0 else 0
         room = min(batch_size, self.features.max_batch or batch_size)
         # Many calls at once help against latency, but only while each is about a good part of a batch.
-        if self.calls >= 4 and self.unanswered >= batch_size // 4:
+        if self.calls >= 4 and self.flying_lanes >= batch_size // 4:
             return 0
-        room = min(room, 2 * batch_size - self.unanswered)
+        room = min(room, 2 * batch_size - self.flying_lanes)
         if breaker.allowance < batch_size:
             room = min(room, int(breaker.allowance) - self.unanswered)
         return room if self.max_rate is None else min(room, self._allowed_by_rate(now, self.max_rate))

@@ -80,12 +80,12 @@ class Plan(Reading):
         slot = self.slots.get(lane.slot)
         if slot is None or slot.leaving or now + self._publish_timeout > slot.deadline:
             return False
-        reading_on = (slot.full or slot.stale) and lane.outlet.in_memory < self._window
+        reading_on = (slot.full or slot.stale) and not lane.outlet.is_over(self._window)
         return not (lane.latest_only and reading_on)
 
     def _fly(self, lane: Lane, room: int, batch: list[Message], now: float) -> None:
         slot = self.slots[lane.slot]
-        most = room if lane.outlet.features.ordered and not self._is_trial(lane) else 1
+        most = self._depth(lane, room)
         taken, lane.waiting = lane.waiting[:most], lane.waiting[most:]
         flying = lane.flying
         for message in taken:
@@ -95,8 +95,16 @@ class Plan(Reading):
             message.epoch = slot.epoch
             flying.append(message)
             batch.append(message)
-        if not flying:
+        if flying:
+            lane.outlet.flying_lanes += 1
+        else:
             self._landed(lane)
+
+    def _depth(self, lane: Lane, room: int) -> int:
+        """How many of one lane may be in flight. Where others wait too, one slow key must not have the whole batch."""
+        if not lane.outlet.features.ordered or self._is_trial(lane):
+            return 1
+        return min(room, max(1, self._settings.batch_size // 4)) if lane.outlet.ready else room
 
     def _is_trial(self, lane: Lane) -> bool:
         """A message that failed before goes alone, and the first after an outage too."""

@@ -105,6 +105,7 @@ class Pump:
         self._tally = tally
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._unsettled: Settlement | None = None
+        self._died: set[str] = set()
         self._look_at = 0.0
         self._sweep_at = clock.monotonic() + SWEEP_INTERVAL
 
@@ -240,11 +241,14 @@ class Pump:
             async with asyncio.timeout(call.timeout + grace(call.timeout)) as call.limit:
                 await publisher.publish(call)
             call.close(NoAnswer(f"{call.outlet.name} did not say what became of the message"))
-        except asyncio.CancelledError:
-            call.close(NotAttempted("the relay stopped, or lost its lease, before the answer came"))
+        except asyncio.CancelledError as error:
+            # Only if somebody cancelled us; a publisher may raise this of its own accord.
+            ours = (task := asyncio.current_task()) is not None and task.cancelling() > 0
+            reason = NotAttempted("the relay stopped, or lost its lease, before the answer came")
+            call.close(reason if ours else error)
         except TimeoutError as error:
             call.close(error if str(error) else TimeoutError(f"{call.outlet.name}: no answer in {call.timeout:g} s"))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a publisher raises is an answer
+        except BaseException as error:  # whatever a publisher raises is an answer
             call.close(error)
         seconds = self._clock.monotonic() - started
         self._notice(
@@ -330,11 +334,17 @@ class Pump:
         for dead in settlement.dead:
             if dead.message.slot not in refused:
                 tally.dead += 1
+                self._died.add(dead.message.id)
                 self._notice(
                     events.Died(
                         outbox=name, message=dead.message, reason=dead.reason, error=dead.error, holding=dead.holding
                     )
                 )
+        for refund in settlement.refunds:
+            if refund.message.id in self._died:
+                self._died.discard(refund.message.id)
+                tally.dead -= 1
+            self._notice(events.Refunded(outbox=name, message=refund.message))
         for message in settlement.superseded:
             tally.superseded += 1
             self._notice(events.Superseded(outbox=name, message=message))

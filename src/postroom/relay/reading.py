@@ -137,6 +137,9 @@ class Reading(Verdicts):
     def _has_appetite(self, now: float) -> bool:
         """Whether to read on. A full outlet is waited for if it drains quickly; a slow one must not stall others."""
         full = [outlet for outlet in self._outlets if outlet.is_full(self._window, now)]
+        for outlet in full:
+            if outlet.full_for(now) > PATIENCE and outlet.breaker.state == "closed":
+                self._relieve(outlet, now)
         if len(full) == len(self._outlets):
             return False
         return not any(outlet.full_for(now) < PATIENCE and outlet.breaker.state == "closed" for outlet in full)
@@ -167,7 +170,7 @@ class Reading(Verdicts):
             return
         held = None if message.key is None else self.held.get((message.topic, message.key))
         if gate.key is None and held is not None:
-            if held.status != "releasing":  # else it reads them itself
+            if held.status != "releasing" or held.busy:  # else it reads them itself
                 self._park(held, message)
             return
         self._from_parked.add(message.position)

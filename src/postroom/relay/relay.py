@@ -66,7 +66,8 @@ class Relay:
             raise ConfigurationError(
                 "claim='rows' needs row locks that this store does not have; use 'slots' or 'leader'"
             )
-        self.id = wiring.new_relay_id()
+        self.id = ""
+        """Of the run that is under way, or was last."""
         self.outbox = outbox or Outbox()
         self.store = wiring.store_for(store, self.outbox)
         self._publishers: Routes[wiring.Target] = wiring.targets_for(
@@ -96,10 +97,12 @@ class Relay:
         async with self._opened() as session:
             limit = None if timeout is None else seconds(timeout, name="timeout")
             signals = self._signals(session) if handle_signals else contextlib.nullcontext()
-            with signals, contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit):
-                    await session.drain()
-            await session.finish(self.settings.stop_timeout)
+            try:
+                with signals, contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit):
+                        await session.drain()
+            finally:
+                await session.finish(self.settings.stop_timeout)
             status = await self.store.status()
             tally = session.tally
             pending = sum(status.counts.get(state, 0) for state in ("pending", "later", "failed"))
@@ -144,9 +147,8 @@ class Relay:
         self._thread.start()
         try:
             self._started.result()
-        except BaseException:
-            self._thread.join()
-            self._thread = None
+        except BaseException:  # also Ctrl-C, while it waits for a database that is not there
+            self.stop(timeout=self.settings.stop_timeout)
             raise
 
     def stop(self, timeout: Duration | None = None) -> None:
@@ -168,6 +170,7 @@ class Relay:
     async def _opened(self) -> AsyncGenerator[Session]:
         if self._session is not None:
             raise RelayError("this relay is running already; make another one, or stop it first")
+        self.id = wiring.new_relay_id()  # not before: a relay may be made before a fork
         session = Session(
             relay=self.id,
             name=self.outbox.name,
@@ -235,7 +238,7 @@ class Relay:
         if session is None:
             raise RelayError("this relay is not running: start it before waiting for a delivery")
         async with asyncio.timeout(None if timeout is None else seconds(timeout, name="timeout")):
-            if not await session.delivered(str(id)):
+            if not await session.ask(session.delivered(str(id))):
                 raise MessageDead(f"message {id} is dead: see `postroom show {id}`")
 
 

@@ -7,7 +7,8 @@ import contextlib
 import random
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from .. import events
 from ..clock import Clock
@@ -26,10 +27,15 @@ from .pump import Pump, Tally, grace
 from .wiring import Target
 
 NO_ROUTE = "(no route)"
+LAST_MOMENT = 1.0
+"""Seconds for what is in flight when the relay is cancelled."""
 CLOSING_TIME = 5.0
 """Seconds for the database, beyond the time for what is in flight, when a relay stops."""
-REMEMBERED = 20
-"""Settlements remembered for those who ask after the fact."""
+REMEMBERED = 100_000
+"""Outcomes remembered for those who ask after the fact."""
+
+
+T = TypeVar("T")
 
 
 class Session:
@@ -61,7 +67,8 @@ class Session:
         self._hurry = asyncio.Event()
         self._is_down = False
         self._waiting: dict[str, list[asyncio.Future[bool]]] = {}
-        self._recent: deque[tuple[bool, list[str]]] = deque(maxlen=REMEMBERED)
+        self._recent: deque[tuple[bool | None, list[str]]] = deque()
+        self._remembered = 0
         self._finished = False
 
     # -------------------------------------------------------------------------------------------- opening
@@ -176,6 +183,11 @@ class Session:
         try:
             await self._stopping.wait()
             await self.finish(self._settings.stop_timeout, pumps)
+        except asyncio.CancelledError:
+            # The application is going down. What was answered is settled all the same, so that it is not sent again.
+            self._stopping.set()
+            await asyncio.shield(self.finish(min(LAST_MOMENT, self._settings.stop_timeout), pumps))
+            raise
         finally:
             await _cancel(*duties, *pumps, leases)
 
@@ -207,7 +219,7 @@ class Session:
         leases = asyncio.create_task(self._endure(keeper.run))
         try:
             while not self._stopping.is_set():
-                await self._pump_until_idle()
+                await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
                 if self._clock.monotonic() >= give_up or not await self._others_have_rows():
                     return
                 await self._sleep(min(0.1, self._settings.lease_ttl / 10))
@@ -216,14 +228,26 @@ class Session:
         finally:
             await _cancel(leases)
 
-    async def _pump_until_idle(self) -> None:
-        rung = False
+    async def _wait_for_store(self, error: StoreUnavailable, pause: Pause, give_up: float) -> None:
+        """A drain waits for its database too, but not for ever."""
+        self._down(error)
+        if self._clock.monotonic() >= give_up:
+            raise error
+        await self._sleep(pause.next())
+        self._ring_now()
+
+    async def _pump_until_idle(self, give_up: float) -> None:
+        rung, pause = False, Pause()
         while not self._stopping.is_set():
             for pump in self.pumps:
                 pump.stirred.clear()
-            busy = False
-            for pump in self.pumps:
-                busy |= await pump.step()
+            try:
+                busy = any([await pump.step() for pump in self.pumps])
+            except StoreUnavailable as error:
+                await self._wait_for_store(error, pause, give_up)
+                continue
+            self._up()
+            pause.reset()
             if busy:
                 rung = False
                 await asyncio.sleep(0)
@@ -315,6 +339,12 @@ class Session:
             with contextlib.suppress(RuntimeError):  # closed since
                 loop.call_soon_threadsafe(function)
 
+    async def ask(self, question: Coroutine[Any, Any, T]) -> T:
+        """Await it on the relay's loop, from whatever loop we are on."""
+        if self._loop is None or self._thread == threading.get_ident():
+            return await question
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(question, self._loop))
+
     def ring(self) -> None:
         self.call(self._ring_now)
 
@@ -368,14 +398,21 @@ class Session:
             self._remember(True, [message.id for message in event.messages])
         elif isinstance(event, events.Died):
             self._remember(False, [event.message.id])
+        elif isinstance(event, events.Refunded):
+            self._remember(None, [event.message.id])
         for observer in self._observers:
             try:
                 observer.notice(event)
             except Exception:
                 log.exception("the observer %r failed", observer)
 
-    def _remember(self, delivered: bool, ids: list[str]) -> None:
+    def _remember(self, delivered: bool | None, ids: list[str]) -> None:
         self._recent.append((delivered, ids))
+        self._remembered += len(ids)
+        while self._remembered > REMEMBERED:
+            self._remembered -= len(self._recent.popleft()[1])
+        if delivered is None:
+            return
         for id in self._waiting.keys() & set(ids) if self._waiting else ():
             for future in self._waiting.pop(id):
                 if not future.done():

@@ -35,6 +35,7 @@ class Verdicts(Barriers):
             following = flying.pop(0)
             self._decide(lane, following, lane.answers.pop(following.position), now)
         if not flying:
+            lane.outlet.flying_lanes -= 1
             self._landed(lane)
 
     def call_ended(self, outlet: Outlet, now: float) -> None:
@@ -94,6 +95,8 @@ class Verdicts(Barriers):
             return True
         if is_unavailable(error) and not self._is_to_blame(lane, message, error, now):
             return True
+        if getattr(error, "permanent", False):
+            return self._was_answered(lane.outlet)
         return self._is_misjudged(lane, message, error, now)
 
     def _delivered(self, lane: Lane, message: Message) -> None:
@@ -123,6 +126,13 @@ class Verdicts(Barriers):
         if was == "closed" and breaker.state == "tripped":
             self.changes.append(BreakerChanged(lane.outlet, "tripped"))
         return to_blame
+
+    def _was_answered(self, outlet: Outlet) -> Literal[False]:
+        was = outlet.breaker.state
+        outlet.breaker.answered()
+        if was != "closed" and outlet.breaker.state == "closed":
+            self.changes.append(BreakerChanged(outlet, "closed"))
+        return False
 
     def _is_misjudged(self, lane: Lane, message: Message, error: BaseException, now: float) -> bool:
         """Whether this failure is the last of a row that means the destination is broken; if so, give all back."""
@@ -253,7 +263,7 @@ class Verdicts(Barriers):
         lane.outlet.in_memory -= len(lane.waiting)
         lane.waiting.clear()
         self._lanes.pop(lane.name, None)
-        if self._draining:
+        if self.held:
             self._lane_emptied(lane)
         if len(self._spare_lanes) < SPARE_LANES and not lane.lost:
             self._spare_lanes.append(lane)
@@ -267,10 +277,9 @@ class Verdicts(Barriers):
         return lane.waiting[0].id != held.message_id
 
     def _lane_emptied(self, lane: Lane) -> None:
-        held = self._draining_key(lane)
-        if held is not None and held.exhausted:
+        held = None if lane.lost else self.held.get(lane.name)
+        if held is not None and held.busy:
+            held.busy = False
+            self._open(held)
+        elif held is not None and held.exhausted and held.name in self._draining:
             self._finish(held)
-
-    def _draining_key(self, lane: Lane) -> HeldKey | None:
-        held = self.held.get(lane.name) if self._draining and not lane.lost else None
-        return held if held is not None and held.name in self._draining else None

@@ -31,8 +31,8 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from ..clock import Clock, SystemClock
-from ..errors import ConfigurationError, StoreError, TablesMissing
-from ..ports import Settled, Settlement, Wakeup
+from ..errors import ConfigurationError, StoreError, StoreUnavailable, TablesMissing
+from ..ports import Beat, Leases, Settled, Settlement, Wakeup
 from ..redact import redact
 from .sql import Rows, SqlStore, uninterrupted
 from .sql_transaction import SqlDialect, Transaction
@@ -107,6 +107,7 @@ class SqliteStore(SqlStore):
         self._connection: AsyncConnection | None = None
         self._driver: aiosqlite.Connection | None = None
         self._first_version = 0
+        self._identity: tuple[int, int] | None = None
 
     # --- open and close
 
@@ -125,6 +126,7 @@ class SqliteStore(SqlStore):
         # Durable enough for a relay: a settlement lost with the power is a duplicate. It is this connection's setting,
         # so the application's own commits are as durable as it made them.
         await driver.execute_fetchall("PRAGMA synchronous = NORMAL")
+        self._identity = self._file()
         self._first_version = await self._data_version()
 
     def _create_engine(self) -> AsyncEngine:
@@ -150,6 +152,25 @@ class SqliteStore(SqlStore):
             if connection is not None:
                 await uninterrupted(connection.close())
             await super()._disconnect()
+
+    async def renew(self, beat: Beat) -> Leases:
+        """The connection would go on with a file that was deleted or replaced, and nobody would notice."""
+        if self._file() != self._identity:
+            await self._disconnect()
+            await self._connect(create_tables=True)
+            await self._set_up(None, create_tables=True)
+        return await super().renew(beat)
+
+    def _file(self) -> tuple[int, int] | None:
+        """Which file it is: a restored backup has the same name and is another one."""
+        path = _path(self._url)
+        if path is None or "uri" in self._url.query:
+            return None
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            raise StoreUnavailable(f"{self._shown_url}: the file is gone; restore it, or stop the relay") from None
+        return found.st_dev, found.st_ino
 
     # --- taking turns on the connection
 
