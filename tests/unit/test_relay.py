@@ -777,6 +777,19 @@ async def test_a_drain_waits_for_a_database_that_is_busy_and_sends_nothing_twice
     assert (report.delivered, report.pending, publisher.count) == (50, 0, 50)
 
 
+async def test_an_application_may_block_the_loop_that_the_relay_runs_on(tmp_path: Path) -> None:
+    """The relay never holds the database's lock while it waits for the loop, so nobody waits for himself."""
+    outbox, publisher = Outbox(), MemoryPublisher()
+    connection = sqlite3.connect(tmp_path / "app.db", timeout=1)
+    async with Relay(f"sqlite:///{tmp_path}/app.db", publisher, outbox=outbox, retention="1h"):
+        for number in range(100):
+            outbox.add(connection, "orders", {}, key=f"k{number}")
+            connection.commit()
+            await asyncio.sleep(0.001 * (number % 3))
+        await eventually(lambda: publisher.count == 100)
+    connection.close()
+
+
 async def test_a_database_file_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     path, outbox, publisher = tmp_path / "app.db", Outbox(), MemoryPublisher()
     async with Relay(f"sqlite:///{path}", publisher, outbox=outbox, lease_ttl="600ms"):

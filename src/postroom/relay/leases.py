@@ -102,7 +102,8 @@ class LeaseKeeper:
         for pump in self._pumps:
             pump.plan.lose(epochs)
         await self._store.release(self._relay, epochs, marks, leave=True)
-        self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(epochs)))
+        if epochs:
+            self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(epochs)))
 
     def _beat(self) -> Beat:
         return Beat(

@@ -15,11 +15,14 @@ from sqlalchemy import (
     URL,
     BindParameter,
     ColumnElement,
+    Connection,
     Delete,
     Insert,
     NullPool,
+    StaticPool,
     Table,
     bindparam,
+    create_engine,
     delete,
     exists,
     func,
@@ -106,6 +109,7 @@ class SqliteStore(SqlStore):
         self._turn = asyncio.Lock()
         self._connection: AsyncConnection | None = None
         self._driver: aiosqlite.Connection | None = None
+        self._blocking: Connection | None = None
         self._first_version = 0
         self._identity: tuple[int, int] | None = None
 
@@ -127,6 +131,9 @@ class SqliteStore(SqlStore):
         # so the application's own commits are as durable as it made them.
         await driver.execute_fetchall("PRAGMA synchronous = NORMAL")
         self._identity = self._file()
+        # The same connection once more, for use on its own thread.
+        engine = create_engine("sqlite://", creator=lambda: driver._conn, poolclass=StaticPool)
+        self._blocking = await self._on_thread(engine.connect)
         self._first_version = await self._data_version()
 
     def _create_engine(self) -> AsyncEngine:
@@ -148,7 +155,9 @@ class SqliteStore(SqlStore):
 
     async def _disconnect(self) -> None:
         async with self._turn:
-            connection, self._connection, self._driver = self._connection, None, None
+            if self._blocking is not None:
+                await uninterrupted(self._on_thread(self._blocking.close))
+            connection, self._connection, self._driver, self._blocking = self._connection, None, None, None
             if connection is not None:
                 await uninterrupted(connection.close())
             await super()._disconnect()
@@ -175,10 +184,25 @@ class SqliteStore(SqlStore):
     # --- taking turns on the connection
 
     async def _perform(self, write: bool, work: Callable[[Transaction], T]) -> T:
-        """Once begun it is finished, also when cancelled: the next one finds the connection between transactions."""
-        perform = super()._perform
-        async with self._turn:
-            return await uninterrupted(perform(write, work))
+        """Once begun it is finished, also when cancelled: the next one finds the connection between transactions.
+
+        The whole transaction is one function on the connection's own thread. Were it to come back to the event loop
+        between statements, an application that blocks the loop while it waits for the lock would wait for itself.
+        """
+        with self._errors_translated():
+            async with self._turn:
+                return await uninterrupted(self._on_thread(lambda: self._run(write, work)))
+
+    def _run(self, write: bool, work: Callable[[Transaction], T]) -> T:
+        connection = self._blocking or self._refuse()
+        with connection.begin():
+            # At once for writers: a transaction that reads first and writes then may find that it came too late.
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+            return work(self._transaction(connection))
+
+    async def _on_thread(self, function: Callable[[], T]) -> T:
+        driver: Any = self._attached()
+        return await driver._execute(function)  # nothing public runs a function there
 
     @asynccontextmanager
     async def _begin(self, write: bool) -> AsyncGenerator[AsyncConnection]:
