@@ -85,7 +85,7 @@ class Plan(Reading):
 
     def _fly(self, lane: Lane, room: int, batch: list[Message], now: float) -> None:
         slot = self.slots[lane.slot]
-        most = self._depth(lane, room)
+        most = self._depth(lane, room) if len(lane.waiting) > 1 else 1
         taken, lane.waiting = lane.waiting[:most], lane.waiting[most:]
         flying = lane.flying
         for message in taken:
