@@ -304,8 +304,9 @@ async def test_a_cancelled_call_leaves_the_connection_usable(store: SqliteStore,
             for _ in range(steps):
                 await asyncio.sleep(0)
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])
+            # After one step the answer cannot have come yet; later the call may be over before it is cancelled.
+            assert task.cancelled() or (steps > 1 and task.exception() is None)
     await deliver(store, await fetch_all(store))
     assert (await store.status()).counts["pending"] == 0
 
