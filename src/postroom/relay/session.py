@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +20,9 @@ from ..settings import Settings
 from .breaker import Breaker
 from .leases import LeaseKeeper
 from .logs import log
+from .outcomes import Outcomes
 from .outlet import Outlet
+from .pause import Pause
 from .plan import Plan
 from .pump import Pump, Tally, grace
 from .wiring import Target
@@ -31,8 +32,6 @@ LAST_MOMENT = 1.0
 """Seconds for what is in flight when the relay is cancelled."""
 CLOSING_TIME = 5.0
 """Seconds for the database, beyond the time for what is in flight, when a relay stops."""
-REMEMBERED = 100_000
-"""Outcomes remembered for those who ask after the fact."""
 
 
 T = TypeVar("T")
@@ -58,7 +57,8 @@ class Session:
         self._routes = publishers
         self._settings = settings
         self._clock = clock
-        self._observers = observers
+        self._outcomes = Outcomes(store, settings.idle_interval)
+        self._observers = [self._outcomes, *observers]
         self._publishers: dict[str, Publisher] = {}
         self._keeper: LeaseKeeper | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,9 +66,6 @@ class Session:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_down = False
-        self._waiting: dict[str, list[asyncio.Future[bool]]] = {}
-        self._recent: deque[tuple[bool | None, list[str]]] = deque()
-        self._remembered = 0
         self._finished = False
 
     # -------------------------------------------------------------------------------------------- opening
@@ -94,8 +91,7 @@ class Session:
         self.notice(events.Started(outbox=self._name, relay=self._relay))
 
     async def close(self) -> None:
-        for future in [future for futures in self._waiting.values() for future in futures]:
-            future.cancel()
+        self._outcomes.close()
         for target in self._targets():
             publisher = self._publishers.get(target.name)
             if publisher is not None and target.ours:
@@ -366,61 +362,14 @@ class Session:
             pump.stir()
 
     async def delivered(self, id: str) -> bool:
-        """True once it is delivered, False if it is dead or discarded."""
-        seen = False
-        while True:
-            if (outcome := self._recall(id)) is not None:
-                return outcome
-            future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(id, []).append(future)
-            try:
-                async with asyncio.timeout(self._settings.idle_interval):
-                    return await future
-            except TimeoutError:
-                entry = await self._store.entry(id)
-            finally:
-                self._stop_waiting(id, future)
-            if entry is not None and entry.state in ("dead", "discarded"):
-                return False
-            if (entry is None and seen) or (entry is not None and entry.state in ("delivered", "superseded")):
-                return True
-            seen = seen or entry is not None
-
-    def _stop_waiting(self, id: str, future: asyncio.Future[bool]) -> None:
-        waiting = self._waiting.get(id, [])
-        if future in waiting:
-            waiting.remove(future)
-        if not waiting:
-            self._waiting.pop(id, None)
+        return await self._outcomes.wait_for(id)
 
     def notice(self, event: events.Event) -> None:
-        if isinstance(event, events.Delivered):
-            self._remember(True, [message.id for message in event.messages])
-        elif isinstance(event, events.Died):
-            self._remember(False, [event.message.id])
-        elif isinstance(event, events.Refunded):
-            self._remember(None, [event.message.id])
         for observer in self._observers:
             try:
                 observer.notice(event)
             except Exception:
                 log.exception("the observer %r failed", observer)
-
-    def _remember(self, delivered: bool | None, ids: list[str]) -> None:
-        self._recent.append((delivered, ids))
-        self._remembered += len(ids)
-        while self._remembered > REMEMBERED:
-            self._remembered -= len(self._recent.popleft()[1])
-        if delivered is None:
-            return
-        for id in self._waiting.keys() & set(ids) if self._waiting else ():
-            for future in self._waiting.pop(id):
-                if not future.done():
-                    future.set_result(delivered)
-
-    def _recall(self, id: str) -> bool | None:
-        """The latest outcome, if it is among the last few."""
-        return next((delivered for delivered, ids in reversed(self._recent) if id in ids), None)
 
     # -------------------------------------------------------------------------------------------- trouble
 
@@ -445,20 +394,6 @@ class Session:
         if self._keeper is None:
             raise StoreUnavailable("the relay was stopped before the database answered")
         return self._keeper
-
-
-class Pause:
-    """Growing, jittered pauses between tries."""
-
-    def __init__(self, shortest: float = 0.05, longest: float = 5.0) -> None:
-        self._shortest, self._longest, self._length = shortest, longest, shortest
-
-    def next(self) -> float:
-        length, self._length = self._length, min(self._longest, self._length * 2)
-        return length * random.uniform(0.5, 1.0)
-
-    def reset(self) -> None:
-        self._length = self._shortest
 
 
 def _never() -> Breaker:
