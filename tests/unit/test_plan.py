@@ -131,3 +131,17 @@ def test_a_lost_slot_is_forgotten_but_what_was_delivered_in_it_counts() -> None:
     assert (settlement.delivered, settlement.retries) == ([one], [])
     assert plan.flying_slots() == set()
     assert outlet.in_memory == 0
+
+
+def test_a_message_that_died_is_suspected_no_more() -> None:
+    """The breaker remembers whom it suspects; it must not remember the dead for ever."""
+    plan, outlet = make_plan(retry="never", on_dead="continue")
+    own(plan)
+    read(plan, message(1, "poison"))
+    for now in (0.0, 10.0, 20.0, 30.0):
+        outlet.breaker.half_open()
+        for sent in plan.next_batch(outlet, now):
+            plan.answer(sent, ConnectionError("down"), now)
+        outlet.breaker.succeeded(message(99))  # others get through in between
+    assert plan.take_settlement() is not None
+    assert outlet.breaker.suspects == {}

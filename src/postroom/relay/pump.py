@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -105,7 +106,8 @@ class Pump:
         self._tally = tally
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._unsettled: Settlement | None = None
-        self._died: set[str] = set()
+        self._died: deque[str] = deque(maxlen=1_000)
+        """The latest: only deaths since the last success can be taken back."""
         self._look_at = 0.0
         self._sweep_at = clock.monotonic() + SWEEP_INTERVAL
 
@@ -334,7 +336,7 @@ class Pump:
         for dead in settlement.dead:
             if dead.message.slot not in refused:
                 tally.dead += 1
-                self._died.add(dead.message.id)
+                self._died.append(dead.message.id)
                 self._notice(
                     events.Died(
                         outbox=name, message=dead.message, reason=dead.reason, error=dead.error, holding=dead.holding
@@ -342,7 +344,7 @@ class Pump:
                 )
         for refund in settlement.refunds:
             if refund.message.id in self._died:
-                self._died.discard(refund.message.id)
+                self._died.remove(refund.message.id)
                 tally.dead -= 1
             self._notice(events.Refunded(outbox=name, message=refund.message))
         for message in settlement.superseded:

@@ -197,6 +197,7 @@ class Verdicts(Barriers):
 
     def _bury(self, message: Message, reason: str, error: str, *, may_hold: bool, now: float = 0.0) -> None:
         holding = may_hold and message.key is not None and self._blocks(message)
+        self._topic(message)[0].breaker.suspects.pop(message.id, None)
         # An expired message would only expire again.
         revive_after = self._settings.revive_after.value_for(message.topic, message.type) if may_hold else None
         self._settlement.dead.append(Dead(message, message.attempt, reason, error, holding, revive_after))

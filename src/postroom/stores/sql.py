@@ -51,7 +51,7 @@ Rows = Sequence[Sequence[Any]]
 class SqlStore(Store):
     """Subclasses say how to connect (`_create_engine`) and what is different (`dialect`)."""
 
-    dialect = SqlDialect()
+    dialect: SqlDialect
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -32,7 +33,7 @@ LONGEST_ERROR = 2000
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 
-class SqlDialect:
+class SqlDialect(ABC):
     """What differs between databases, asked in one place. The base says it in portable SQL where that can be said."""
 
     driver_errors: tuple[type[Exception], ...] = ()
@@ -45,9 +46,9 @@ class SqlDialect:
         """Whether the column has one of the values, however many there are."""
         return column.in_(list(values))
 
+    @abstractmethod
     def insert_missing(self, table: Table) -> Insert:
         """An insert that leaves rows alone whose primary key is there already."""
-        raise NotImplementedError
 
     def matches(self, column: ColumnElement[str], pattern: str) -> ColumnElement[bool]:
         """Whether the column matches the glob."""
