@@ -15,10 +15,10 @@ from sqlalchemy.exc import CompileError, NoSuchModuleError
 
 from .clock import Clock
 from .connections import function_for
-from .connections.statements import creation
+from .connections.dialects import dialect_named
 from .connections.writer import Row, Writer
 from .duration import Duration, seconds
-from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge
+from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge, UnsupportedConnection
 from .message import IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
 from .serialize import Serializer, encode, resolve
 from .stores.schema import Tables, define_tables, prefix_of
@@ -183,16 +183,17 @@ class Outbox:
         """The SQL that `create_tables` would execute."""
         try:
             found = URL.create(dialect).get_dialect()()
-            statements = [str(statement.compile(dialect=found)).strip() for statement in creation(self.tables)]
-        except (NoSuchModuleError, CompileError) as error:
+            creation = dialect_named(found.name).create(self.tables)
+            statements = [str(statement.compile(dialect=found)).strip() for statement in creation]
+        except (NoSuchModuleError, CompileError, UnsupportedConnection) as error:
             raise ConfigurationError(f"there is no SQL for the dialect {dialect!r}: {error}") from error
         return "".join(f"{statement};\n\n" for statement in statements)
 
     # --- the doorbell within one process
 
     def on_commit(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call back, on whatever thread, after each commit of a session that wrote messages here. A connection's commit
-        is not seen. Returns a function that ends it."""
+        """Call back, on whatever thread, after each commit of a session, or of Django's `atomic`, that wrote messages
+        here. Other commits are not seen. Returns a function that ends it."""
         return self._writer.on_commit(callback)
 
     # --- composing

@@ -11,7 +11,8 @@ their key on **hold**, dead ones move to **dead**. Rows that pile up behind a ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol
@@ -91,27 +92,32 @@ class Publisher(Protocol):
 # ------------------------------------------------------------------------------------------------------- stores
 
 
+NO_LIMIT = 2**63 - 1
+
+
 class Range(NamedTuple):
-    """Ask for at most `limit` hot rows of `slot` with a position above `after`."""
+    """Ask for at most `limit` hot rows of `slot` with a position above `after`; and for every straggler: a row above
+    `low`, but not above `after`, that may have appeared since the slot was last fetched."""
 
     slot: int
     after: int
     limit: int
+    low: int = NO_LIMIT
 
 
 class Fetched(NamedTuple):
-    """Hot rows, ascending by position within each slot, and the database's time.
+    """Hot rows, ascending by position, and the database's time.
 
-    `horizon`: no row with a position at or below it can still appear, because no transaction that could commit one is
-    left. A store with a single writer at a time answers `NO_LIMIT`.
+    Transactions take positions when they insert and show them when they commit, so rows may appear below others that
+    were fetched already. If a row is among these, so is every straggler that was committed before it; rows that were
+    fetched before may come again. `horizon`: no row at or below it can appear any more that was not fetched. A store
+    with a single writer at a time answers `NO_LIMIT`.
     """
 
     messages: list[Message]
     horizon: int
     now: datetime
 
-
-NO_LIMIT = 2**63 - 1
 
 HoldStatus = Literal["retry", "dead", "releasing"]
 
@@ -272,8 +278,22 @@ class Wakeup(Protocol):
         """How it works, for `status`: "doorbell", "data_version", "polling"…"""
         ...
 
-    async def wait(self, timeout: float) -> bool:
-        """Return True as soon as something may have been committed since the last call, False after `timeout`."""
+    @property
+    def rings(self) -> bool:
+        """Whether a commit ends the wait of a relay that sleeps. If not, the relay looks by itself more often."""
+        ...
+
+    async def doze(self, slots: Collection[int]) -> None:
+        """The owner of these slots sleeps from now on: whoever commits a message in one of them shall ring."""
+        ...
+
+    async def rouse(self, slots: Collection[int]) -> None:
+        """The owner of these slots is awake: nobody need ring."""
+        ...
+
+    async def wait(self, timeout: float) -> Collection[int]:
+        """The slots in which something may have been committed since the last call, as soon as there are any; none
+        after `timeout`. Raises `StoreUnavailable` if it cannot know any more."""
         ...
 
 
@@ -363,7 +383,15 @@ class Store(StoreReader, Protocol):
         """Undo one `open`; the last one lets go of connections."""
         ...
 
-    def wakeup(self, poll_interval: float) -> Wakeup: ...
+    def wakeup(self, poll_interval: float) -> AbstractAsyncContextManager[Wakeup]:
+        """How this store wakes a relay that sleeps; one per relay."""
+        ...
+
+    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
+        """The slots of these ranges in which there is something to do: a row to fetch, a later or dead row that is due,
+        a hold to release. One cheap statement, for a relay that has nothing to do. May name slots too many, if only a
+        fetch can tell whether a straggler has come."""
+        ...
 
     # --- leases: a slot has at most one owner at a time, and each ownership an epoch of its own
 
@@ -385,8 +413,8 @@ class Store(StoreReader, Protocol):
     # --- the flow; each is called by the owner of the slots only
 
     async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
-        """Hot rows for each range, in one statement and one snapshot; with a `limit`, at most so many of them in all:
-        those with the lowest positions. Takes no lock and changes nothing."""
+        """Hot rows for each range, as of one moment; with a `limit`, at most so many of them in all, those with the
+        lowest positions, and stragglers besides. Takes no lock and changes nothing."""
         ...
 
     async def fetch_heads(self, heads: Sequence[tuple[int, int]]) -> list[Message]:

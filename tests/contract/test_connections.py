@@ -1,64 +1,33 @@
-"""Every kind of connection passes the same suite."""
+"""Every kind of connection passes the same suite: here those of SQLite and the memory store."""
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import aiosqlite
 import pytest
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from postroom.message import Message
 from postroom.outbox import Outbox
 from postroom.ports import Query, Settlement
 from postroom.stores.memory import MemoryStore
-from postroom.testing.connection_contract import ConnectionContract, SqlConnectionContract
+from postroom.testing.connection_contract import ConnectionContract
 
-
-def leave_transactions_to_sqlalchemy(engine: Engine) -> None:
-    """SQLAlchemy's recipe for savepoints: sqlite3's own transaction control does not know them."""
-
-    @event.listens_for(engine, "connect")
-    def no_implicit_begin(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN")
-
-
-@pytest.fixture(scope="module")
-def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the tables in it, to be copied: making them takes longer than a test."""
-    path = tmp_path_factory.mktemp("template") / "app.db"
-    connection = sqlite3.connect(path)
-    Outbox().create_tables(connection)
-    connection.close()
-    return path
-
-
-class OnSqlite(SqlConnectionContract):
-    path: Path
-
-    @pytest.fixture(autouse=True)
-    def database(self, tmp_path: Path, with_tables: Path) -> Iterator[None]:
-        self.path = tmp_path / "app.db"
-        shutil.copy(with_tables, self.path)
-        self.engine = create_engine(f"sqlite:///{self.path}")
-        leave_transactions_to_sqlalchemy(self.engine)
-        yield
-        self.engine.dispose()
-
-    def reader(self) -> Engine:
-        return self.engine
+from .connection_kinds import (
+    OnSqlite,
+    UsesAsyncConnection,
+    UsesAsyncScopedSession,
+    UsesAsyncSession,
+    UsesConnection,
+    UsesScopedSession,
+    UsesSession,
+    leave_transactions_to_sqlalchemy,
+)
 
 
 class OnAsyncSqlite(OnSqlite):
@@ -157,100 +126,32 @@ class TestAiosqliteConnection(OnSqlite):
             yield connection
 
 
-class TestSqlalchemyConnection(OnSqlite):
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        with self.engine.begin() as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def savepoint(self, connection: Any) -> AsyncIterator[None]:
-        with connection.begin_nested():
-            yield
-
-    @asynccontextmanager
-    async def autocommitting(self) -> AsyncIterator[Any]:
-        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            yield connection
+class TestSqlalchemyConnection(UsesConnection, OnSqlite):
+    pass
 
 
-class TestSqlalchemyAsyncConnection(OnAsyncSqlite):
-    is_async = True
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        async with self.async_engine.begin() as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def savepoint(self, connection: Any) -> AsyncIterator[None]:
-        async with connection.begin_nested():
-            yield
-
-    @asynccontextmanager
-    async def autocommitting(self) -> AsyncIterator[Any]:
-        async with self.async_engine.connect() as connection:
-            yield await connection.execution_options(isolation_level="AUTOCOMMIT")
+class TestSqlalchemyAsyncConnection(UsesAsyncConnection, OnAsyncSqlite):
+    pass
 
 
-class TestSqlalchemySession(OnSqlite):
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        with Session(self.engine) as session, session.begin():
-            yield session
-
-    @asynccontextmanager
-    async def savepoint(self, connection: Any) -> AsyncIterator[None]:
-        with connection.begin_nested():
-            yield
-
-    @asynccontextmanager
-    async def autocommitting(self) -> AsyncIterator[Any]:
-        with Session(self.engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
-            yield session
+class TestSqlalchemySession(UsesSession, OnSqlite):
+    pass
 
 
-class TestSqlalchemyScopedSession(TestSqlalchemySession):
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        sessions = scoped_session(sessionmaker(self.engine))
-        try:
-            with sessions.begin():
-                yield sessions
-        finally:
-            sessions.remove()
+class TestSqlalchemyScopedSession(UsesScopedSession, OnSqlite):
+    pass
 
 
-class TestSqlalchemyAsyncSession(OnAsyncSqlite):
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        async with AsyncSession(self.async_engine) as session, session.begin():
-            yield session
-
-    @asynccontextmanager
-    async def savepoint(self, connection: Any) -> AsyncIterator[None]:
-        async with connection.begin_nested():
-            yield
-
-    @asynccontextmanager
-    async def autocommitting(self) -> AsyncIterator[Any]:
-        async with AsyncSession(self.async_engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
-            yield session
+class TestSqlalchemyAsyncSession(UsesAsyncSession, OnAsyncSqlite):
+    pass
 
 
-class TestSqlalchemyAsyncSessionWithAddAsync(TestSqlalchemyAsyncSession):
+class TestSqlalchemyAsyncSessionWithAddAsync(UsesAsyncSession, OnAsyncSqlite):
     is_async = True
 
 
-class TestSqlalchemyAsyncScopedSession(TestSqlalchemyAsyncSession):
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
-        sessions = async_scoped_session(async_sessionmaker(self.async_engine), scopefunc=lambda: 1)
-        try:
-            async with sessions.begin():
-                yield sessions
-        finally:
-            await sessions.remove()
+class TestSqlalchemyAsyncScopedSession(UsesAsyncScopedSession, OnAsyncSqlite):
+    pass
 
 
 class TestMemoryTransaction(ConnectionContract):

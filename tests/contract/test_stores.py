@@ -250,17 +250,16 @@ async def test_a_delayed_message_is_due_after_its_delay(memory: MemoryStore, clo
 
 
 async def test_a_commit_on_another_thread_wakes_a_relay(memory: MemoryStore) -> None:
-    wakeup = memory.wakeup(1)
-    waiting = asyncio.create_task(wakeup.wait(10))
-    await asyncio.sleep(0)
-
     def write() -> None:
         with memory.begin() as transaction:
             add(transaction, message())
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    assert await waiting
+    async with memory.wakeup(1) as wakeup:
+        waiting = asyncio.create_task(wakeup.wait(10))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert await waiting
     thread.join()
 
 

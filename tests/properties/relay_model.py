@@ -223,7 +223,7 @@ class SimulatedRelay:
         except StoreUnavailable:
             self.session._keeper_or_fail().expire(self.clock.monotonic())
             for pump in self.session.pumps:
-                pump.ring()
+                pump.look_everywhere()
             result = False
         await turn_the_loop()
         return result

@@ -206,7 +206,7 @@ def test_a_configuration_file_that_is_not_there_is_an_error():
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["status", "--store", "foo://x"], "known are memory, sqlite"),
+        (["status", "--store", "foo://x"], "known are mariadb, memory, mysql"),
         (["status", "--store", "app.db"], "sqlite:///app.db"),
         (["status", "--store", "sqlite:///x.db", "--schema", "shop"], "no schemas"),
         (["status", "--store", "sqlite:///x.db", "--prefix", "no good"], "prefix"),

@@ -19,7 +19,12 @@ from sqlalchemy import MetaData, create_engine, event, inspect, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from postroom.connections.dialects import dialect_named
+from postroom.connections.drive import executions
+from postroom.connections.mysql import flavour
 from postroom.connections.sqlite3 import would_autocommit
+from postroom.connections.statements import Statements
+from postroom.connections.writer import Step
 from postroom.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -299,6 +304,31 @@ def test_the_ddl_makes_the_tables_and_may_run_twice(connection: sqlite3.Connecti
         outbox.ddl("oracle9")
 
 
+@pytest.mark.parametrize(
+    ("dialect", "collation"),
+    [("mysql", "utf8mb4_0900_bin"), ("mariadb", "utf8mb4_nopad_bin"), ("mysql+pymysql", "0900")],
+)
+def test_the_ddl_of_mysql_has_the_indexes_within_the_tables(dialect: str, collation: str) -> None:
+    ddl = Outbox().ddl(dialect).replace("`", "")
+    assert "CREATE INDEX" not in ddl
+    assert "INDEX postroom_outbox_by_slot (slot, position)\n)ENGINE=InnoDB;" in ddl
+    assert "INDEX postroom_parked_by_key (slot, topic, key, position)" in ddl
+    assert collation in ddl
+    assert ddl.count("CREATE TABLE IF NOT EXISTS") == len(Outbox().tables.all())
+
+
+def test_the_ddl_of_postgresql_has_the_bell() -> None:
+    ddl = Outbox(schema="messaging").ddl("postgresql")
+    assert "CREATE SEQUENCE IF NOT EXISTS messaging.postroom_bell START WITH 0 MINVALUE -9223372036854775808" in ddl
+    assert "CREATE INDEX IF NOT EXISTS postroom_outbox_by_slot ON messaging.postroom_outbox (slot, position)" in ddl
+    assert "bell" not in Outbox().ddl("sqlite") + Outbox().ddl("mysql")
+
+
+def test_there_is_no_ddl_for_databases_that_cannot_be_written_to() -> None:
+    with pytest.raises(ConfigurationError, match="'oracle'"):
+        Outbox().ddl("oracle")
+
+
 async def test_tables_can_be_created_through_whatever_is_at_hand(tmp_path: Any, connection: sqlite3.Connection) -> None:
     outbox = Outbox(create_tables=False)
     outbox.create_tables(connection)
@@ -395,6 +425,22 @@ def test_subclasses_are_recognised() -> None:
     connection.close()
 
 
+def instance_of(module: str, name: str, **members: Any) -> Any:
+    return type(name, (), {"__module__": module, **members})()
+
+
+def test_pools_are_answered_with_what_to_hand_over() -> None:
+    for module, name in (("psycopg_pool.pool", "ConnectionPool"), ("asyncpg.pool", "Pool")):
+        with pytest.raises(UnsupportedConnection, match="hand over that one, within its transaction"):
+            Outbox().add(instance_of(module, name), "orders")
+
+
+def test_mysqlclient_must_not_autocommit_for_it_does_not_tell_whether_it_is_in_a_transaction() -> None:
+    connection = instance_of("MySQLdb.connections", "Connection", get_autocommit=lambda self: True)
+    with pytest.raises(NoTransactionError, match="autocommit=False"):
+        Outbox().add(connection, "orders")
+
+
 # --- no transaction
 
 
@@ -481,7 +527,7 @@ def test_nothing_is_read_before_the_first_write() -> None:
     event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2].split()[0]))
     with engine.begin() as connection:
         outbox.add(connection, Message(topic="orders", key="a", idempotency_key="x"))
-    assert statements == ["INSERT", "SELECT", "INSERT", "SELECT", "INSERT", "UPDATE"]
+    assert statements == ["INSERT", "SELECT", "INSERT", "SELECT", "INSERT", "INSERT"]
     engine.dispose()
 
 
@@ -491,10 +537,37 @@ def test_keys_and_counters_are_taken_in_sorted_order(connection: sqlite3.Connect
     outbox.create_tables(connection)
     connection.set_trace_callback(seen.append)
     outbox.add_many(connection, [Message(topic="t", key=name, idempotency_key=name) for name in ("c", "a", "b")])
-    claims = [line for line in seen if line.startswith("INSERT INTO postroom_dedupe")]
+    claims = [line for line in seen if line.startswith("INSERT INTO postroom_dedupe")][:3]
     counts = [line for line in seen if line.startswith("INSERT INTO postroom_counters")]
     assert [line.split("VALUES (")[1][:3] for line in claims] == ["'a'", "'b'", "'c'"]
     assert [line.split("VALUES (")[1][:8] for line in counts] == ["'t', 'a'", "'t', 'b'", "'t', 'c'"]
+
+
+@pytest.mark.parametrize(("is_mariadb", "new"), [(True, "VALUES({})"), (False, "new.{}")])
+def test_mysql_sets_the_time_of_a_claim_after_what_depends_on_it(is_mariadb: bool, new: str) -> None:
+    claim = Statements(Outbox().tables, dialect_named("mysql"), clocked=False).claim
+    ((text, _),) = executions(Step(claim, [{"key": "k", "message_id": "m", "window": 60.0}]), flavour(is_mariadb))
+    holder, end = text.partition(" ON DUPLICATE KEY UPDATE ")[2].split(", expires_at = ")
+    table = "postroom_dedupe"
+    over = f"if({table}.expires_at <= (UTC_TIMESTAMP(6)), "
+    assert holder == f"message_id = {over}{new.format('message_id')}, {table}.message_id)"
+    assert end == f"{over}{new.format('expires_at')}, {table}.expires_at)"
+    assert "IGNORE" not in text
+
+
+@pytest.mark.parametrize("is_mariadb", [True, False])
+def test_several_rows_go_into_one_statement_unless_it_grows_too_long(is_mariadb: bool) -> None:
+    statements = Statements(Outbox().tables, dialect_named("mysql"), clocked=True)
+    times = {"now": datetime(2030, 1, 1, tzinfo=UTC), "until": datetime(2031, 1, 1, tzinfo=UTC)}
+    step = Step(statements.claim, [{"key": f"{n}", "message_id": "m", **times} for n in range(600)])
+    found = list(executions(step, flavour(is_mariadb)))
+    assert [text.count("(%s, %s, %s)") for text, _ in found] == [250, 250, 100]
+    now, until = datetime(2030, 1, 1), datetime(2031, 1, 1)
+    assert [arguments and arguments[-5:] for _, arguments in found] == [
+        (key, "m", until, now, now) for key in ("249", "499", "599")
+    ]
+    step = Step(statements.count, [{"topic": "t" * 400_000, "key": "", "sequence": 1, "generation": 1}] * 5)
+    assert [text.count("(%s, %s, %s, %s)") for text, _ in executions(step, flavour(is_mariadb))] == [2, 2, 1]
 
 
 def test_a_counter_made_anew_has_a_later_generation(connection: sqlite3.Connection) -> None:

@@ -143,11 +143,11 @@ async def main(url, relay, first, end):
     await store.open()
     slots = range(int(first), int(end))
     epochs = {slot: lease.epoch for slot, lease in (await store.acquire(relay, slots, 60)).items()}
-    wakeup, done, last = store.wakeup(0.01), [], False
+    done, last = [], False
     while not last:
         messages = (await store.fetch([Range(slot, 0, 5) for slot in slots])).messages
         if not messages:
-            await wakeup.wait(1)
+            await asyncio.sleep(0.01)
         last = any(message.topic == "the end" for message in messages)
         await store.settle(Settlement(relay=relay, epochs=epochs, delivered=messages))
         done += [message.id for message in messages]
@@ -212,24 +212,24 @@ print(1)
 
 
 async def test_a_commit_of_another_process_wakes(store: SqliteStore, path: Path, processes: Processes) -> None:
-    wakeup = store.wakeup(0.01)
-    assert wakeup.name == "data_version"
-    while await wakeup.wait(0):
-        pass
-    waiting = asyncio.create_task(wakeup.wait(30))
-    processes.start(WRITER, path)
-    assert await waiting
+    async with store.wakeup(0.01) as wakeup:
+        assert wakeup.name == "data_version"
+        while await wakeup.wait(0):
+            pass
+        waiting = asyncio.create_task(wakeup.wait(30))
+        processes.start(WRITER, path)
+        assert await waiting
     assert await processes.answers() == [1]
 
 
 async def test_its_own_commits_wake_nobody(store: SqliteStore, path: Path) -> None:
     write(path, 2)
-    wakeup = store.wakeup(0.01)
-    while await wakeup.wait(0):
-        pass
-    await deliver(store, await fetch_all(store))
-    await own(store)
-    assert not await wakeup.wait(0.03)
+    async with store.wakeup(0.01) as wakeup:
+        while await wakeup.wait(0):
+            pass
+        await deliver(store, await fetch_all(store))
+        await own(store)
+        assert not await wakeup.wait(0.03)
 
 
 async def test_a_database_in_memory_is_polled_and_written_to_through_the_store() -> None:
@@ -243,9 +243,9 @@ async def test_a_database_in_memory_is_polled_and_written_to_through_the_store()
         async with store.transaction() as connection:
             await connection.execute(insert(store.tables.hot), row)
             raise RuntimeError
-    assert store.wakeup(0).name == "polling"
-    assert await store.wakeup(0.001).wait(1)
-    assert not await store.wakeup(1).wait(0.001)
+    async with store.wakeup(0) as wakeup:
+        assert (wakeup.name, wakeup.rings) == ("polling", False)
+    assert await store.glance([Range(1, 0, 1)])
     assert [message.id for message in await fetch_all(store)] == [id]
     await store.close()
 

@@ -8,8 +8,8 @@ somebody who does not use it. Its file has some of these functions, and imports 
     create(connection, writer)                   for `Outbox.create_tables`
     create_async(connection, writer)             for `Outbox.create_tables_async`, a coroutine
 
-To add one: a row in `KINDS`, a file that runs `writer.procedure` through `drive` or `drive_async`, and ten lines in
-`tests/contract/test_connections.py`.
+To add one: a row in `KINDS`, a file that runs `writer.procedure` through `drive` or `drive_async`, and ten lines in one
+of `tests/contract/test_connections*.py`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def _kind(package: str, name: str, label: str, file: str, *verbs: Verb, hint: st
 
 
 _BEGIN = "it would begin a transaction of its own: hand over the connection of `with engine.begin() as connection`"
+_ACQUIRE = "your data is written through one of its connections: hand over that one, within its transaction"
 
 KINDS = (
     _kind("sqlalchemy", "Session", "SQLAlchemy Session", "session", "write"),
@@ -68,6 +69,21 @@ KINDS = (
     _kind("sqlalchemy", "AsyncEngine", "SQLAlchemy AsyncEngine", "sqlalchemy", "create_async", hint=_BEGIN),
     _kind("sqlite3", "Connection", "sqlite3 connection", "sqlite3", "write", "create"),
     _kind("aiosqlite", "Connection", "aiosqlite connection", "aiosqlite", "write_async", "create_async"),
+    _kind("psycopg", "Connection", "psycopg Connection", "psycopg", "write", "create"),
+    _kind("psycopg", "AsyncConnection", "psycopg AsyncConnection", "psycopg", "write_async", "create_async"),
+    _kind("psycopg_pool", "ConnectionPool", "psycopg ConnectionPool", "psycopg", hint=_ACQUIRE),
+    _kind("psycopg_pool", "AsyncConnectionPool", "psycopg AsyncConnectionPool", "psycopg", hint=_ACQUIRE),
+    _kind("asyncpg", "Connection", "asyncpg connection", "asyncpg", "write_async", "create_async"),
+    _kind("asyncpg", "PoolConnectionProxy", "asyncpg pooled connection", "asyncpg", "write_async", "create_async"),
+    _kind("asyncpg", "Pool", "asyncpg pool", "asyncpg", hint=_ACQUIRE),
+    _kind("pymysql", "Connection", "PyMySQL connection", "pymysql", "write", "create"),
+    _kind("MySQLdb", "Connection", "mysqlclient connection", "pymysql", "write", "create"),
+    _kind("aiomysql", "Connection", "aiomysql connection", "aiomysql", "write_async", "create_async"),
+    _kind("aiomysql", "Pool", "aiomysql pool", "aiomysql", hint=_ACQUIRE),
+    _kind("asyncmy", "Connection", "asyncmy connection", "aiomysql", "write_async", "create_async"),
+    _kind("asyncmy", "Pool", "asyncmy pool", "aiomysql", hint=_ACQUIRE),
+    _kind("django", "ConnectionProxy", "Django connection", "django", "write", "create"),
+    _kind("django", "BaseDatabaseWrapper", "Django connection", "django", "write", "create"),
     _kind("postroom", "MemoryTransaction", "transaction of a memory store", "memory", "write"),
 )
 

@@ -21,7 +21,7 @@ async def write_async(connection: aiosqlite.Connection, writer: Writer, rows: Se
 
 
 async def create_async(connection: aiosqlite.Connection, writer: Writer) -> None:
-    await drive_async(writer.creation(), partial(_run, connection))
+    await drive_async(writer.creation(DIALECT.name), partial(_run, connection))
 
 
 async def _would_autocommit(connection: aiosqlite.Connection) -> bool:

@@ -1,8 +1,8 @@
-"""Two tiny loops that run a procedure, and the SQL for those who execute it themselves."""
+"""Two tiny loops that run a procedure, and the SQL for drivers that are used without SQLAlchemy."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,7 +10,11 @@ from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from .writer import Procedure, Rows, Step
+from .writer import Procedure, Rows, Step, Values
+
+MOST_ROWS = 250
+LONGEST = 1_000_000
+"""Bytes of one statement, roughly. MySQL takes at least 4 MiB, however it is set up."""
 
 
 def drive(procedure: Procedure, run: Callable[[Step], Rows]) -> None:
@@ -53,6 +57,46 @@ class Sql(NamedTuple):
     def arguments(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         convert = self.converters
         return tuple(convert[name](values[name]) if name in convert else values[name] for name in self.order)
+
+
+def executions(step: Step, dialect: Dialect) -> Iterator[tuple[str, tuple[Any, ...] | None]]:
+    """Texts and arguments for `cursor.execute` that do the step with few of them: several rows go into one INSERT.
+
+    For drivers with `%s` whose own `executemany` sends row by row, or is slow.
+    """
+    sql = sql_of(step, dialect)
+    if len(step.parameters) < 2:
+        yield sql.text, sql.arguments(step.parameters[0]) if step.parameters else None
+        return
+    before, row, after = _around_row(sql.text)
+    width = row.count("%s")
+    for piece in _pieces(sql, step.parameters):
+        values = [value for arguments in piece for value in arguments[:width]]
+        yield before + ", ".join([row] * len(piece)) + after, (*values, *piece[-1][width:])
+
+
+@lru_cache(maxsize=512)
+def _around_row(text: str) -> tuple[str, str, str]:
+    """What comes before the row of VALUES, the row in its parentheses, and what comes after it."""
+    start = text.index(" VALUES (") + len(" VALUES ")
+    depth, end = 1, start + 1
+    while depth:
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        end += 1
+    return text[:start], text[start:end], text[end:]
+
+
+def _pieces(sql: Sql, parameters: Sequence[Values]) -> Iterator[list[tuple[Any, ...]]]:
+    piece: list[tuple[Any, ...]] = []
+    length = 0
+    for arguments in map(sql.arguments, parameters):
+        size = sum(len(value) for value in arguments if isinstance(value, str | bytes))
+        if piece and (len(piece) == MOST_ROWS or length + size > LONGEST):
+            yield piece
+            piece, length = [], 0
+        piece.append(arguments)
+        length += size
+    yield piece
 
 
 def sql_of(step: Step, dialect: Dialect) -> Sql:

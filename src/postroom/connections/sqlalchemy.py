@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.engine.interfaces import Dialect
 
 from ..errors import NoTransactionError
-from .drive import drive
-from .sqlite3 import would_autocommit
+from . import mysql, sqlite3
+from .drive import drive, executions
 from .writer import Row, Rows, Step, Writer
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 
+_MYSQL_DRIVERS = ("pymysql", "mysqldb", "aiomysql", "asyncmy")
+
+
 def write(connection: Connection, writer: Writer, rows: Sequence[Row]) -> None:
     refuse_autocommit(connection)
-    drive(writer.procedure(rows, connection.dialect.name), partial(_run, connection))
+    known_by = None if _translates_schemas(connection) else connection.connection.driver_connection
+    drive(writer.procedure(rows, connection.dialect.name, known_by), partial(_run, connection))
 
 
 async def write_async(connection: AsyncConnection, writer: Writer, rows: Sequence[Row]) -> None:
@@ -31,7 +36,7 @@ def create(target: Connection | Engine, writer: Writer) -> None:
         with target.begin() as connection:
             create(connection, writer)
     else:
-        drive(writer.creation(), partial(_run, target))
+        drive(writer.creation(target.dialect.name), partial(_run, target))
 
 
 async def create_async(target: AsyncConnection | AsyncEngine, writer: Writer) -> None:
@@ -58,14 +63,51 @@ def refuse_autocommit(bind: Connection | Engine) -> None:
 
 
 def _driver_autocommits(connection: Connection) -> bool:
-    """An application may have told the sqlite3 connection itself; it may also emit BEGIN by itself, upon begin."""
-    if connection.dialect.name != "sqlite":
+    """An application may have told the driver's connection itself; it may also emit BEGIN by itself, upon begin."""
+    would_autocommit = _would_autocommit(connection)
+    if would_autocommit is None:
         return False
     if not connection.in_transaction():
         connection.begin()
     return would_autocommit(connection.connection.driver_connection)
 
 
+def _would_autocommit(connection: Connection) -> Callable[[Any], bool] | None:
+    """The driver's file knows. asyncpg has no such mode, and of the drivers without a file nobody can tell."""
+    driver = connection.dialect.driver
+    if driver in ("pysqlite", "aiosqlite", "pysqlcipher"):
+        return sqlite3.would_autocommit
+    if driver in _MYSQL_DRIVERS:
+        return mysql.would_autocommit
+    if driver in ("psycopg", "psycopg_async"):
+        from .psycopg import would_autocommit
+
+        return would_autocommit
+    return None
+
+
 def _run(connection: Connection, step: Step) -> Rows:
-    result = connection.execute(step.statement, list(step.parameters) or None)
-    return [tuple(row) for row in result] if step.returns else ()
+    dialect = _dialect_for_many(connection) if len(step.parameters) > 1 else None
+    if dialect is not None:
+        for text, arguments in executions(step, dialect):
+            connection.exec_driver_sql(text, arguments).close()
+        return ()
+    with connection.execute(step.statement, list(step.parameters) or None) as result:
+        return [tuple(row) for row in result] if step.returns else ()
+
+
+def _dialect_for_many(connection: Connection) -> Dialect | None:
+    """For drivers to which SQLAlchemy would give a batch row by row, or in a form that is slow."""
+    if _translates_schemas(connection):
+        return None
+    driver = connection.dialect.driver
+    if driver in ("psycopg", "psycopg_async"):
+        from .psycopg import DIALECT
+
+        return DIALECT
+    is_mariadb: bool = getattr(connection.dialect, "is_mariadb", False)
+    return mysql.flavour(is_mariadb) if driver in _MYSQL_DRIVERS else None
+
+
+def _translates_schemas(connection: Connection) -> bool:
+    return "schema_translate_map" in connection.get_execution_options()

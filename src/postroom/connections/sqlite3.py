@@ -23,7 +23,7 @@ def write(connection: sqlite3.Connection, writer: Writer, rows: Sequence[Row]) -
 
 
 def create(connection: sqlite3.Connection, writer: Writer) -> None:
-    drive(writer.creation(), partial(_run, connection))
+    drive(writer.creation(DIALECT.name), partial(_run, connection))
 
 
 def would_autocommit(connection: Any) -> bool:

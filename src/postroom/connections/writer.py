@@ -20,7 +20,9 @@ from ..clock import Clock
 from ..errors import TablesMissing
 from ..message import Message
 from ..stores.schema import Tables
-from .statements import Statements, creation, dialect_named, in_pieces
+from .bell import Memory
+from .dialects import Dialect, dialect_named
+from .statements import Statements, in_pieces
 
 logger = logging.getLogger("postroom.outbox")
 
@@ -88,6 +90,7 @@ class Writer:
         self.clock = clock
         self.bind = bind
         self._statements: dict[str, Statements] = {}
+        self._memory = Memory(clock.monotonic if clock else time.monotonic)
         self._listeners: list[Callable[[], object]] = []
 
     # --- the doorbell within one process
@@ -112,28 +115,61 @@ class Writer:
 
     # --- the procedure
 
-    def procedure(self, rows: Sequence[Row], dialect_name: str) -> Procedure:
+    def procedure(self, rows: Sequence[Row], dialect_name: str, connection: object = None) -> Procedure:
         """dedupe → counter → insert, so that an ignored duplicate uses no number.
 
-        Nothing is asked before the first write: on SQLite a transaction that begins by reading cannot wait for another
-        writer. Missing tables are therefore noticed by the error, which there leaves the transaction as it was.
+        Nothing is asked before the first write, unless errors abort the transaction: on SQLite one that begins by
+        reading cannot wait for another writer. Missing tables are there noticed by the error, which leaves the
+        transaction as it was.
         """
         dialect = dialect_named(dialect_name)
+        statements = self._statements_for(dialect_name)
         try:
-            yield from self._write(rows, self._statements_for(dialect_name))
+            rings = dialect.asks_first and (yield from self._look(statements, dialect_name, connection))
+            yield from self._write(rows, statements, rings)
         except Exception as error:
-            if not dialect.lacks_table(str(getattr(error, "orig", error))):
+            if not self._is_about_tables(error, dialect):
                 raise
+            if dialect.asks_first:
+                self._memory.forget(connection)
+                raise self._tables_missing() from error
             if not (self.create_tables and dialect.creates_tables):
                 raise self._tables_missing() from error
         else:
             return
-        yield from self.creation()
-        yield from self._write(rows, self._statements_for(dialect_name))
+        yield from self.creation(dialect_name)
+        yield from self._write(rows, statements)
 
-    def creation(self) -> Procedure:
-        for statement in creation(self.tables):
-            yield Step(statement)
+    def creation(self, dialect_name: str) -> Procedure:
+        dialect = dialect_named(dialect_name)
+        if dialect.lock is not None:
+            yield Step(dialect.lock)
+        present: set[str] = set()
+        if dialect.present is not None:
+            found = yield Step(dialect.present(self.tables), returns=True)
+            present = {name.lower() for (name,) in found}
+        for statement in dialect.create(self.tables):
+            if getattr(statement.target, "name", "").lower() not in present:
+                yield Step(statement)
+
+    def _look(self, statements: Statements, dialect_name: str, connection: object) -> Generator[Step, Rows, bool]:
+        """Whether there is a bell to ring. The tables are there afterwards."""
+        known = self._memory.bell_of(connection)
+        if known is not None:
+            return known
+        ((tables, bell, was_before),) = yield Step(statements.look, returns=True)
+        if not tables:
+            if not self.create_tables:
+                raise self._tables_missing()
+            yield from self.creation(dialect_name)
+        elif was_before:
+            self._memory.remember(connection, bell)
+        return bell
+
+    def _is_about_tables(self, error: Exception, dialect: Dialect) -> bool:
+        """Whether it says that one of ours is missing: an application's trigger may lack one of its own."""
+        cause: BaseException = getattr(error, "orig", None) or error
+        return dialect.lacks_table(cause) and self.tables.prefix.lower() in str(cause).lower()
 
     def _statements_for(self, dialect_name: str) -> Statements:
         statements = self._statements.get(dialect_name)
@@ -142,13 +178,13 @@ class Writer:
             self._statements[dialect_name] = statements
         return statements
 
-    def _write(self, rows: Sequence[Row], statements: Statements) -> Procedure:
+    def _write(self, rows: Sequence[Row], statements: Statements, rings: bool = False) -> Procedure:
         rows = yield from self._claim_keys(rows, statements)
         if self.strict:
             yield from self._number(rows, statements)
         now = self.clock.now() if self.clock else None
         if hot := [_columns(row, now) for row in rows if not row.is_later]:
-            yield Step(statements.insert_hot, hot)
+            yield Step(statements.insert_hot_and_ring if rings else statements.insert_hot, hot)
         if later := [{**_columns(row, now), **_due(row, now)} for row in rows if row.is_later]:
             yield Step(statements.insert_later, later)
         if claims := [_claim_of(row) for row in rows if row.message.duplicate is False and row.token != row.message.id]:

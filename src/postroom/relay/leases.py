@@ -56,6 +56,8 @@ class LeaseKeeper:
         self._host = socket.gethostname()[:255]
         self._turn = asyncio.Lock()
         self._is_closing = False
+        self._told: dict[int, int] = {}
+        """The marks that the store knows."""
 
     async def tick(self) -> float:
         """Renew, give back, take; returns the seconds until it should be done again."""
@@ -65,7 +67,9 @@ class LeaseKeeper:
     async def _tick(self) -> float:
         before = self._clock.monotonic()
         self.expire(before)
-        leases = await self._store.renew(self._beat())
+        beat = self._beat()
+        leases = await self._store.renew(beat)
+        self._told.update(beat.marks)
         self._note_renewed(leases.slots, before)
         await self._give_back(leases)
         taken = await self._take(leases)
@@ -112,7 +116,7 @@ class LeaseKeeper:
             pid=os.getpid(),
             ttl=self._settings.lease_ttl,
             epochs={slot.number: slot.epoch for slot in self._slots()},
-            marks=self._marks(),
+            marks={slot: mark for slot, mark in self._marks().items() if self._told.get(slot) != mark},
             in_flight=sum(pump.in_flight for pump in self._pumps),
             woken_by=self.woken_by,
         )
@@ -168,6 +172,7 @@ class LeaseKeeper:
         holds, gates = await self._store.gates(list(taken))
         now = self._clock.monotonic()
         for number, lease in taken.items():
+            self._told[number] = lease.mark
             self._pump_of(number).plan.own(
                 lease,
                 deadline,
@@ -177,7 +182,7 @@ class LeaseKeeper:
             )
         self._notice(events.LeasesTaken(outbox=self._name, slots=sorted(taken)))
         for pump in self._pumps:
-            pump.ring()
+            pump.look_everywhere()
 
     def _wanted(self, leases: Leases) -> int:
         if self._settings.claim != "leader":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from typing import Literal
 
 from ..message import Message
-from ..ports import NO_LIMIT, Gate, Settlement
+from ..ports import NO_LIMIT, Gate, Range, Settlement
 from ..routing import Globs
 from ..settings import Settings
 from .gates import ClosedTopic, HeldKey, Slot
@@ -97,10 +97,20 @@ class Memory:
                 lowest[gate.slot] = min(lowest.get(gate.slot, NO_LIMIT), message.position - 1)
         return {slot: mark for slot, mark in lowest.items() if slot in self.slots}
 
-    def expect_news(self) -> None:
-        """Something may have been committed."""
-        for slot in self.slots.values():
+    def expect_news(self, numbers: Collection[int]) -> bool:
+        """Something may have been committed in these slots; whether any of them is ours."""
+        ours = [self.slots[number] for number in numbers if number in self.slots]
+        for slot in ours:
             slot.stale = True
+        return bool(ours)
+
+    def unread(self) -> list[Range]:
+        """Where rows would be new, in slots that are not about to be read anyway."""
+        return [
+            Range(slot.number, slot.cursor, 1, slot.horizon)
+            for slot in self.slots.values()
+            if not (slot.leaving or slot.full or slot.stale)
+        ]
 
     def sweep(self) -> None:
         """Read everything again from the start: a safety net, not the mechanism."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import events
@@ -17,7 +18,7 @@ from ..settings import Settings
 from .outlet import Outlet
 from .plan import Plan
 
-SWEEP_INTERVAL = 10.0
+SWEEP_INTERVAL = 30.0
 
 
 def grace(timeout: float) -> float:
@@ -108,20 +109,24 @@ class Pump:
         self._unsettled: Settlement | None = None
         self._died: deque[str] = deque(maxlen=1_000)
         """The latest: only deaths since the last success can be taken back."""
+        self.is_idle = False
+        """Nothing to do but to wait for news, or for a time to come."""
         self._look_at = 0.0
+        self._looked = 0.0
         self._sweep_at = clock.monotonic() + SWEEP_INTERVAL
 
     # ------------------------------------------------------------------------------------------ one pass
 
     async def step(self) -> bool:
         """One pass; True if there was anything to do. Raises `StoreError`s: nothing is lost, call it again later."""
+        self._sweep()
         busy = await self.settle()
-        busy |= await self._look()
         busy |= await self._fetch()
         busy |= await self._fetch_parked()
         busy |= await self._fetch_heads()
         busy |= await self._probe()
         busy |= self._dispatch()
+        busy |= await self._look()
         await self._tell_changes()
         return busy
 
@@ -151,22 +156,28 @@ class Pump:
             self._look_at = min(self._look_at, now + min(delays))
 
     async def _look(self) -> bool:
-        """Every now and then: move what has come due, see what operators decided, hear of other relays' successes."""
+        """When there are news, or it is time: move what has come due, see what operators decided, and hear of other
+        relays' successes."""
         now = self._clock.monotonic()
         if now < self._look_at or not self.plan.slots:
             return False
         slots = list(self.plan.slots)
+        self._looked = now
         due = await self._store.due(slots, self._settings.batch_size)
         self.plan.release_holds(await self._store.releasing(slots), now)
-        await self._hear_successes(now)
+        tripped = await self._hear_successes(now)
         if due.moved:
-            self.plan.expect_news()
-        pause = 0.0 if due.moved else self._settings.idle_interval
-        self._look_at = now + (pause if due.next_in is None else min(pause, max(0.0, due.next_in)))
+            self.plan.expect_news(slots)
+        pauses = [due.next_in, 0.0 if due.moved else None, self._settings.idle_interval if tripped else None]
+        self._look_at = now + max(0.0, min((pause for pause in pauses if pause is not None), default=math.inf))
+        return bool(due.moved)
+
+    def _sweep(self) -> None:
+        """Read everything again from the start: a safety net, not the mechanism."""
+        now = self._clock.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + SWEEP_INTERVAL
             self.plan.sweep()
-        return bool(due.moved)
 
     async def _fetch(self) -> bool:
         wanted = self.plan.wants(self._clock.monotonic())
@@ -208,10 +219,10 @@ class Pump:
                 outlet.breaker.probe_lost(self._clock.monotonic(), self._settings.breaker_initial)
         return probing
 
-    async def _hear_successes(self, now: float) -> None:
-        tripped = [outlet.breaker for outlet in self._outlets if outlet.breaker.state == "tripped"]
-        if not tripped:
-            return
+    async def _hear_successes(self, now: float) -> bool:
+        """Whether any destination is tripped."""
+        if not any(outlet.breaker.state == "tripped" for outlet in self._outlets):
+            return False
         successes = await self._store.successes()
         for outlet in self._outlets:
             breaker, count = outlet.breaker, successes.get(outlet.name, 0)
@@ -219,6 +230,7 @@ class Pump:
                 if breaker.shared_successes is not None and count != breaker.shared_successes:
                     breaker.until = now
                 breaker.shared_successes = count
+        return True
 
     def _dispatch(self) -> bool:
         started = False
@@ -279,16 +291,26 @@ class Pump:
         event = self.plan.next_event(now)
         pause = max(0.0, self._look_at - now) if self.plan.slots else self._settings.idle_interval
         pause = pause if event is None else min(pause, event)
+        self.is_idle = not self._calls
         try:
             async with asyncio.timeout(min(pause, self._settings.idle_interval)):
                 await self.stirred.wait()
         except TimeoutError:
             pass
+        finally:
+            self.is_idle = False
 
-    def ring(self) -> None:
-        """Something may have been committed."""
+    def ring(self, slots: Collection[int]) -> None:
+        """There may be something to do in these slots. Fetch at once; what else there may be is not asked for with
+        every single commit."""
+        if self.plan.expect_news(slots):
+            self._look_at = min(self._look_at, self._looked + self._settings.poll_interval)
+            self.stirred.set()
+
+    def look_everywhere(self) -> None:
+        """Anything may have happened."""
         self._look_at = 0.0
-        self.plan.expect_news()
+        self.plan.expect_news(self.plan.slots)
         self.stirred.set()
 
     @property

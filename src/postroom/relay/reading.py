@@ -63,7 +63,7 @@ class Reading(Verdicts):
             if (slot := slots.get(asked.slot)) is not None:
                 slot.found = counts[asked.slot]
                 slot.full = cut_off or counts[asked.slot] >= asked.limit
-                slot.horizon = fetched.horizon
+                slot.horizon = max(slot.horizon, fetched.horizon)
         return len(known) - before
 
     def due_heads(self, now: float) -> list[HeldKey]:
@@ -148,7 +148,7 @@ class Reading(Verdicts):
         slot.stale = False
         if slot.rewind_to is not None:
             slot.cursor, slot.rewind_to = min(slot.cursor, slot.rewind_to), None
-        return Range(slot.number, min(slot.cursor, slot.horizon), limit)
+        return Range(slot.number, slot.cursor, limit, slot.horizon)
 
     def _admit(self, message: Message, slot: Slot, now: float) -> None:
         if message.expires_at is not None and self._expires(message, slot, now):

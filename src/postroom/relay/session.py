@@ -7,7 +7,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .. import events
 from ..clock import Clock
@@ -25,6 +25,7 @@ from .outlet import Outlet
 from .pause import Pause
 from .plan import Plan
 from .pump import Pump, Tally, grace
+from .watch import Watch
 from .wiring import Target
 
 NO_ROUTE = "(no route)"
@@ -162,6 +163,12 @@ class Session:
             tally=self.tally,
         )
 
+    def _make_watch(self, keeper: LeaseKeeper) -> Watch:
+        def named(name: str) -> None:
+            keeper.woken_by = name
+
+        return Watch(store=self._store, pumps=self.pumps, settings=self._settings, clock=self._clock, named=named)
+
     # -------------------------------------------------------------------------------------------- running
 
     async def run(self) -> None:
@@ -171,7 +178,7 @@ class Session:
             return
         keeper = self._keeper_or_fail()
         duties = [
-            asyncio.create_task(self._endure(self._ring_bell)),
+            asyncio.create_task(self._endure(self._make_watch(keeper).run)),
             asyncio.create_task(self._endure(self._clean)),
         ]
         pumps = [asyncio.create_task(self._pump(pump)) for pump in self.pumps]
@@ -230,7 +237,7 @@ class Session:
         if self._clock.monotonic() >= give_up:
             raise error
         await self._sleep(pause.next())
-        self._ring_now()
+        self._look_everywhere()
 
     async def _pump_until_idle(self, give_up: float) -> None:
         rung, pause = False, Pause()
@@ -238,7 +245,7 @@ class Session:
             for pump in self.pumps:
                 pump.stirred.clear()
             try:
-                busy = any([await pump.step() for pump in self.pumps])
+                busy = any(await _all(*(pump.step() for pump in self.pumps)))
             except StoreUnavailable as error:
                 await self._wait_for_store(error, pause, give_up)
                 continue
@@ -253,8 +260,7 @@ class Session:
                 return
             else:  # one more look at everything before saying that nothing is left
                 rung = True
-                for pump in self.pumps:
-                    pump.ring()
+                self._look_everywhere()
 
     async def _others_have_rows(self) -> bool:
         """Whether there is something to deliver in slots that are not ours: their owner does it, or its lease ends."""
@@ -271,7 +277,7 @@ class Session:
             except Exception as error:  # a relay outlives whatever its database does
                 self._down(error)
                 await self._sleep(pause.next())
-                pump.ring()
+                pump.look_everywhere()
                 continue
             self._up()
             pause.reset()
@@ -298,14 +304,6 @@ class Session:
             await self._sleep(pause.next())
 
     # -------------------------------------------------------------------------------------------- the duties
-
-    async def _ring_bell(self) -> None:
-        wakeup = self._store.wakeup(self._settings.poll_interval)
-        if self._keeper is not None:
-            self._keeper.woken_by = wakeup.name
-        while True:
-            if await wakeup.wait(self._settings.idle_interval):
-                self._ring_now()
 
     async def _clean(self) -> None:
         """Relays do not all begin at once."""
@@ -346,7 +344,11 @@ class Session:
 
     def _ring_now(self) -> None:
         for pump in self.pumps:
-            pump.ring()
+            pump.ring(pump.plan.slots)
+
+    def _look_everywhere(self) -> None:
+        for pump in self.pumps:
+            pump.look_everywhere()
 
     def ask_to_stop(self) -> None:
         """The second time, do not wait for what is in flight."""
@@ -398,6 +400,15 @@ class Session:
 
 def _never() -> Breaker:
     return Breaker(initial=1.0, cap=1.0, trip_after=1, state="tripped", until=float("inf"))
+
+
+async def _all(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Side by side. If one fails the others come to their end first: what they did must not be left half done."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[T]", results)
 
 
 async def _first(*tasks: asyncio.Task[None]) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 from ..clock import Clock, SystemClock
 from ..errors import ConfigurationError
-from ..message import Message
+from ..message import SLOTS, Message
 from ..ports import (
     Beat,
     Due,
@@ -109,8 +109,12 @@ class MemoryStore:
 
     # --- waking relays, on whatever thread they are
 
-    def wakeup(self, poll_interval: float) -> Wakeup:
-        return _Event(self)
+    @asynccontextmanager
+    async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
+        yield _Event(self)
+
+    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
+        return self._perform(memory_read.glance, ranges)
 
     def _ring(self) -> None:
         self.commits += 1
@@ -208,18 +212,23 @@ class _Event:
     """In one process a plain event does it. The commit may come from any thread."""
 
     name = "event"
+    rings = True
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self._heard = store.commits
 
-    async def wait(self, timeout: float) -> bool:
+    async def doze(self, slots: Collection[int]) -> None: ...
+
+    async def rouse(self, slots: Collection[int]) -> None: ...
+
+    async def wait(self, timeout: float) -> Collection[int]:
         loop, rung = asyncio.get_running_loop(), asyncio.Event()
         with self._store.listening(lambda: loop.call_soon_threadsafe(rung.set)):
             if self._heard == self._store.commits:
                 try:
                     await asyncio.wait_for(rung.wait(), timeout)
                 except TimeoutError:
-                    return False
+                    return ()
         self._heard = self._store.commits
-        return True
+        return range(SLOTS)

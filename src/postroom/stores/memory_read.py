@@ -16,10 +16,21 @@ from .memory_tables import Tables
 
 
 def fetch(tables: Tables, ranges: Sequence[Range], limit: int | None) -> Fetched:
-    found = [row for slot, after, few in ranges for row in tables.hot.read(slot, (after,), few)]
+    found = [row for slot, after, few, _ in ranges for row in tables.hot.read(slot, (after,), few)]
     if limit is not None:
         found = sorted(found, key=lambda row: row.position)[:limit]
     return Fetched([row.read() for row in found], NO_LIMIT, tables.now())
+
+
+def glance(tables: Tables, ranges: Sequence[Range]) -> list[int]:
+    told = {gate.slot for gate, hold in tables.holds.items() if hold.status == "releasing"}
+    return [asked.slot for asked in ranges if asked.slot in told or _has_work(tables, asked)]
+
+
+def _has_work(tables: Tables, asked: Range) -> bool:
+    due = [row for shelf in (tables.later, tables.dead) for row in shelf.read(asked.slot, limit=1)]
+    is_due = any(row.due_at is not None and row.due_at <= tables.now() for row in due)
+    return is_due or any(tables.hot.read(asked.slot, (asked.after,), 1))
 
 
 def fetch_heads(tables: Tables, heads: Sequence[tuple[int, int]]) -> list[Message]:

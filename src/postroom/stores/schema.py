@@ -5,6 +5,7 @@ Column names can be mapped by Debezium's outbox event router through configurati
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,20 +16,24 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Identity,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    Sequence,
     SmallInteger,
     String,
     Table,
     Text,
+    func,
 )
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.expression import FunctionElement
+from sqlalchemy.sql.expression import BindParameter, ColumnElement, FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from ..errors import ConfigurationError
@@ -43,22 +48,66 @@ DEFAULT_PREFIX = "postroom_"
 
 
 class Moment(TypeDecorator[datetime]):
-    """A point in time. SQLite keeps it as readable UTC text that sorts; servers as their own type."""
+    """A point in time. SQLite keeps it as readable UTC text that sorts, MySQL as UTC without a zone."""
 
     impl = DateTime
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> Any:
-        kind: Any = String(26) if dialect.name == "sqlite" else DateTime(timezone=True)
-        return dialect.type_descriptor(kind)
+        kinds: dict[str, Any] = {"sqlite": String(26), "mysql": mysql.DATETIME(fsp=6), "mariadb": mysql.DATETIME(fsp=6)}
+        return dialect.type_descriptor(kinds.get(dialect.name, DateTime(timezone=True)))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name != "sqlite":
+        if value is None or dialect.name == "postgresql":
             return value
-        return to_text(value)
+        return to_text(value) if dialect.name == "sqlite" else value.astimezone(UTC).replace(tzinfo=None)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        return from_text(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return from_text(value)
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+class Name(TypeDecorator[str]):
+    """A text that is compared byte by byte on every database: MySQL's default would take `A` and `a`, or `a` and `a `,
+    for the same key."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int = LONGEST_NAME) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> Any:
+        if dialect.name not in ("mysql", "mariadb"):
+            return dialect.type_descriptor(String(self.length))
+        is_mariadb = dialect.name == "mariadb" or getattr(dialect, "is_mariadb", False)
+        collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+        return dialect.type_descriptor(mysql.VARCHAR(self.length, charset="utf8mb4", collation=collation))
+
+
+def _long_text() -> Text:
+    """64 KiB, MySQL's usual text, is too little."""
+    return Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
+
+
+class _HexedBlob(mysql.LONGBLOB):
+    """Bytes that are sent as hexadecimal text. MySQL's drivers write values into the statement, and not all of them get
+    bytes right: asyncmy takes no notice of NO_BACKSLASH_ESCAPES, and aiomysql cannot do it at all with PyMySQL 1.2."""
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        def process(value: bytes | None) -> str | None:
+            return None if value is None else value.hex()
+
+        return process
+
+    def bind_expression(self, bindvalue: BindParameter[bytes]) -> ColumnElement[bytes]:
+        return func.unhex(bindvalue)
+
+
+def _long_binary() -> LargeBinary:
+    return LargeBinary().with_variant(_HexedBlob(), "mysql", "mariadb")
 
 
 def to_text(moment: datetime) -> str:
@@ -85,6 +134,16 @@ def _sqlite_now(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
     return "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
 
+@compiles(db_now, "postgresql")
+def _postgresql_now(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "clock_timestamp()"
+
+
+@compiles(db_now, "mysql", "mariadb")
+def _mysql_now(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "(UTC_TIMESTAMP(6))"
+
+
 class seconds_from_now(FunctionElement[datetime]):
     """`seconds_from_now(x)`: the database's clock plus x seconds."""
 
@@ -98,20 +157,37 @@ def _sqlite_from_now(element: seconds_from_now, compiler: SQLCompiler, **kw: Any
     return f"strftime('%Y-%m-%d %H:%M:%f', 'now', {offset} || ' seconds')"
 
 
+@compiles(seconds_from_now, "postgresql")
+def _postgresql_from_now(element: seconds_from_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)})"
+
+
+@compiles(seconds_from_now, "mysql", "mariadb")
+def _mysql_from_now(element: seconds_from_now, compiler: SQLCompiler, **kw: Any) -> str:
+    seconds = compiler.process(element.clauses, **kw)
+    return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * 1000000), UTC_TIMESTAMP(6))"
+
+
 def _position(**options: Any) -> Column[int]:
     return Column("position", BigInteger().with_variant(Integer, "sqlite"), **options)
+
+
+def _numbered(name: str) -> Column[int]:
+    """A primary key that the database counts up. On PostgreSQL an identity: unlike a sequence beside the table, it
+    needs no right of its own."""
+    return Column(name, BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True, autoincrement=True)
 
 
 def _message_columns() -> list[SchemaItem]:
     return [
         Column("slot", SmallInteger, nullable=False),
-        Column("id", String(36), nullable=False),
-        Column("topic", String(LONGEST_NAME), nullable=False),
-        Column("key", String(LONGEST_NAME)),
-        Column("type", String(LONGEST_NAME)),
-        Column("payload", LargeBinary, nullable=False),
-        Column("content_type", String(LONGEST_NAME)),
-        Column("headers", Text),
+        Column("id", Name(36), nullable=False),
+        Column("topic", Name(), nullable=False),
+        Column("key", Name()),
+        Column("type", Name()),
+        Column("payload", _long_binary(), nullable=False),
+        Column("content_type", Name()),
+        Column("headers", _long_text()),
         Column("sequence", BigInteger),
         Column("generation", BigInteger),
         Column("attempts", Integer, nullable=False, server_default="0"),
@@ -143,9 +219,18 @@ class Tables:
     relays: Table
     breakers: Table
     meta: Table
+    bell: Sequence
+    """PostgreSQL only, and not in the metadata: its value is a mask of the slots whose owners sleep. A sequence,
+    because a row that changes often would bloat under an old snapshot."""
 
     def all(self) -> list[Table]:
-        return [getattr(self, name) for name in self.__slots__ if name not in ("prefix", "metadata")]
+        return [getattr(self, name) for name in self.__slots__ if name not in ("prefix", "metadata", "bell")]
+
+
+def bell_channel(tables: Tables) -> str:
+    """Where the doorbell of these tables is heard. Names of channels are limited to 63 bytes."""
+    place = f"{tables.hot.schema or ''}.{tables.prefix}"
+    return f"postroom_{hashlib.md5(place.encode(), usedforsecurity=False).hexdigest()[:12]}"
 
 
 def prefix_of(name: str, prefix: str | None) -> str:
@@ -169,19 +254,20 @@ def define_tables(
         raise ConfigurationError(f"the tables of the outbox with prefix {prefix!r} are already in this MetaData")
 
     def table(name: str, *items: SchemaItem, **options: Any) -> Table:
-        return Table(f"{prefix}{name}", metadata, *items, schema=schema, **options)
+        # A server may have another default engine, without transactions.
+        engine = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+        return Table(f"{prefix}{name}", metadata, *items, schema=schema, **engine, **options)
 
     def index(name: str, *columns: str) -> Index:
         return Index(f"{prefix}{name}", *columns)
 
-    number = BigInteger().with_variant(Integer, "sqlite")
-    name = String(LONGEST_NAME)
+    name = Name()
     return Tables(
         prefix=prefix,
         metadata=metadata,
         hot=table(
             "outbox",
-            _position(primary_key=True, autoincrement=True),
+            _numbered("position"),
             *_message_columns(),
             index("outbox_by_slot", "slot", "position"),
             # A plain rowid would restart at 1 once the table is empty, and order would be lost.
@@ -189,9 +275,9 @@ def define_tables(
         ),
         later=table(
             "later",
-            Column("number", number, primary_key=True, autoincrement=True),
+            _numbered("number"),
             Column("due_at", Moment, nullable=False),
-            Column("error", Text),
+            Column("error", _long_text()),
             *_message_columns(),
             index("later_by_due", "slot", "due_at", "number"),
             sqlite_autoincrement=True,
@@ -206,10 +292,10 @@ def define_tables(
         ),
         dead=table(
             "dead",
-            Column("number", number, primary_key=True, autoincrement=True),
+            _numbered("number"),
             _position(nullable=False),
             Column("reason", String(32), nullable=False),
-            Column("error", Text, nullable=False),
+            Column("error", _long_text(), nullable=False),
             Column("holding", Boolean, nullable=False),
             Column("died_at", Moment, nullable=False, server_default=db_now()),
             Column("revive_at", Moment),
@@ -220,12 +306,12 @@ def define_tables(
         ),
         archive=table(
             "archive",
-            Column("number", number, primary_key=True, autoincrement=True),
+            _numbered("number"),
             _position(nullable=False),
             Column("outcome", String(16), nullable=False),
             Column("settled_at", Moment, nullable=False, server_default=db_now()),
             Column("reason", String(32)),
-            Column("error", Text),
+            Column("error", _long_text()),
             *_message_columns(),
             index("archive_by_id", "id"),
             index("archive_by_time", "settled_at"),
@@ -234,7 +320,7 @@ def define_tables(
         dedupe=table(
             "dedupe",
             Column("key", name, primary_key=True),
-            Column("message_id", String(36), nullable=False),
+            Column("message_id", Name(36), nullable=False),
             Column("expires_at", Moment, nullable=False),
             index("dedupe_by_time", "expires_at"),
         ),
@@ -250,27 +336,27 @@ def define_tables(
             Column("slot", SmallInteger, primary_key=True, autoincrement=False),
             Column("topic", name, primary_key=True),
             Column("key", name, primary_key=True),
-            Column("message_id", String(36), nullable=False),
+            Column("message_id", Name(36), nullable=False),
             _position(nullable=False),
             Column("attempts", Integer, nullable=False),
             Column("status", String(10), nullable=False),
             Column("since", Moment, nullable=False, server_default=db_now()),
             Column("until", Moment),
-            Column("error", Text, nullable=False),
+            Column("error", _long_text(), nullable=False),
             index("holds_by_position", "position"),
             index("holds_by_status", "status", "slot"),
         ),
         leases=table(
             "leases",
             Column("slot", SmallInteger, primary_key=True, autoincrement=False),
-            Column("owner", String(64)),
+            Column("owner", Name(64)),
             Column("epoch", BigInteger, nullable=False),
             Column("expires_at", Moment),
             Column("mark", BigInteger, nullable=False, server_default="0"),
         ),
         relays=table(
             "relays",
-            Column("id", String(64), primary_key=True),
+            Column("id", Name(64), primary_key=True),
             Column("host", name, nullable=False),
             Column("pid", Integer, nullable=False),
             Column("started_at", Moment, nullable=False, server_default=db_now()),
@@ -283,15 +369,18 @@ def define_tables(
             "breakers",
             Column("destination", name, primary_key=True),
             Column("successes", BigInteger, nullable=False, server_default="0"),
-            Column("probe_by", String(64)),
+            Column("probe_by", Name(64)),
             Column("probe_until", Moment),
             Column("tripped_at", Moment),
-            Column("tripped_by", String(64)),
-            Column("error", Text),
+            Column("tripped_by", Name(64)),
+            Column("error", _long_text()),
         ),
         meta=table(
             "meta",
             Column("name", String(32), primary_key=True),
-            Column("value", String(LONGEST_NAME), nullable=False),
+            Column("value", Name(), nullable=False),
+        ),
+        bell=Sequence(
+            f"{prefix}bell", start=0, minvalue=-(2**63), maxvalue=2**63 - 1, schema=schema or metadata.schema
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
@@ -36,6 +36,7 @@ from ..ports import (
     Settlement,
     Status,
     Store,
+    Wakeup,
 )
 from ..redact import redact
 from . import sql_leases, sql_read, sql_settle, sql_setup, sql_tend
@@ -46,6 +47,9 @@ from .sql_transaction import SqlDialect, Transaction
 P = ParamSpec("P")
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
+
+MOST_CONFLICTS = 3
+"""How often a transaction that lost to another is tried again before the relay hears of it."""
 
 
 class SqlStore(Store):
@@ -64,6 +68,7 @@ class SqlStore(Store):
     ) -> None:
         self.name = name
         self.tables = define_tables(prefix=prefix_of(name, prefix), schema=schema)
+        self._url = url
         self._shown_url = redact(url)
         self._clock = clock
         self._engine: AsyncEngine | None = None
@@ -120,8 +125,21 @@ class SqlStore(Store):
 
     async def _perform(self, write: bool, work: Callable[[Transaction], T]) -> T:
         with self._errors_translated():
-            async with self._begin(write) as connection:
-                return await connection.run_sync(lambda sync: work(self._transaction(sync)))
+            return await self._insist(lambda: self._try(write, work))
+
+    async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Whoever lost a deadlock, or came too late, tries again at once."""
+        for _ in range(MOST_CONFLICTS):
+            try:
+                return await attempt()
+            except (DBAPIError, *self.dialect.driver_errors) as error:
+                if not self.dialect.is_conflict(getattr(error, "orig", None) or error):
+                    raise
+        return await attempt()
+
+    async def _try(self, write: bool, work: Callable[[Transaction], T]) -> T:
+        async with self._begin(write) as connection:
+            return await connection.run_sync(lambda sync: work(self._transaction(sync)))
 
     @asynccontextmanager
     async def _begin(self, write: bool) -> AsyncGenerator[AsyncConnection]:
@@ -155,6 +173,15 @@ class SqlStore(Store):
         if self.dialect.is_table_missing(error):
             return TablesMissing(f"{self._shown_url}: {error}; run 'postroom init'")
         return StoreError(f"{self._shown_url}: {error}")
+
+    # --- waking up
+
+    @asynccontextmanager
+    async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
+        yield Polling()
+
+    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
+        return await self._read(sql_read.glance, ranges) if ranges else ()
 
     # --- leases
 
@@ -221,7 +248,7 @@ class SqlStore(Store):
             prepared = self._prepared[name] = Prepared(statement(), dialect)
         return prepared
 
-    async def _driver_rows(self, sql: str, parameters: tuple[Any, ...]) -> Rows:
+    async def _driver_rows(self, sql: str, parameters: Any) -> Rows:
         """The rows as the driver returns them."""
 
         def run(transaction: Transaction) -> Rows:
@@ -270,6 +297,21 @@ class SqlStore(Store):
 
     async def holds(self, topic: str | None = None, key: str | None = None, limit: int = 100) -> list[Hold]:
         return await self._read(sql_read.holds, topic, key, limit)
+
+
+class Polling:
+    """For a database that tells nobody about commits."""
+
+    name = "polling"
+    rings = False
+
+    async def doze(self, slots: Collection[int]) -> None: ...
+
+    async def rouse(self, slots: Collection[int]) -> None: ...
+
+    async def wait(self, timeout: float) -> Collection[int]:
+        await asyncio.sleep(timeout)
+        return ()
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:

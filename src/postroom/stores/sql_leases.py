@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     SmallInteger,
-    Table,
     Update,
-    and_,
     bindparam,
+    case,
     delete,
     insert,
+    literal,
     or_,
     select,
     update,
@@ -87,25 +87,21 @@ def _register(transaction: Transaction, beat: Beat) -> None:
 def _update_ours(
     transaction: Transaction, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], **values: Any
 ) -> None:
+    """An epoch belongs to one slot, so that two statements do for all of them: one for those that have got on."""
     leases = transaction.tables.leases
-    ours = _ours(leases, relay).values(values)
-    parameters = [{"the_slot": slot, "the_epoch": epoch, "new_mark": marks.get(slot)} for slot, epoch in epochs.items()]
-    marked = [each for each in parameters if each["new_mark"] is not None]
-    unmarked = [each for each in parameters if each["new_mark"] is None]
-    if marked:
-        transaction.run(ours.values(mark=bindparam("new_mark", type_=BigInteger)), marked)
-    if unmarked:
-        transaction.run(ours, unmarked)
+    moved = {slot: marks[slot] for slot in sorted(epochs) if slot in marks}
+    rest = [epoch for slot, epoch in epochs.items() if slot not in moved]
+    if moved:
+        ours = _ours(transaction, relay, [epochs[slot] for slot in moved])
+        new_marks = {slot: literal(mark, BigInteger) for slot, mark in moved.items()}
+        transaction.run(ours.values(mark=case(new_marks, value=leases.c.slot, else_=leases.c.mark), **values))
+    if rest:
+        transaction.run(_ours(transaction, relay, rest).values(values))
 
 
-def _ours(leases: Table, relay: str) -> Update:
-    return update(leases).where(
-        and_(
-            leases.c.slot == bindparam("the_slot", type_=SmallInteger),
-            leases.c.owner == relay,
-            leases.c.epoch == bindparam("the_epoch", type_=BigInteger),
-        )
-    )
+def _ours(transaction: Transaction, relay: str, epochs: Sequence[int]) -> Update:
+    leases = transaction.tables.leases
+    return update(leases).where(leases.c.owner == relay, transaction.among(leases.c.epoch, epochs))
 
 
 def _is_free(transaction: Transaction, row: Any) -> bool:

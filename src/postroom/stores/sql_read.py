@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Select,
+    SmallInteger,
     Table,
     and_,
     cast,
@@ -22,8 +24,8 @@ from sqlalchemy import (
 from sqlalchemy.types import NULLTYPE, TypeEngine
 
 from ..message import Message
-from ..ports import NO_LIMIT, Entry, Gate, Hold, Query, State, Status
-from .schema import MESSAGE_COLUMNS
+from ..ports import NO_LIMIT, Entry, Gate, Hold, Query, Range, State, Status
+from .schema import MESSAGE_COLUMNS, Tables
 from .sql_rows import message_columns, read_hold, read_message
 from .sql_setup import read_meta
 from .sql_transaction import Transaction
@@ -66,6 +68,28 @@ def releasing(transaction: Transaction, slots: Sequence[int]) -> list[Hold]:
     holds = transaction.tables.holds
     told = select(holds).where(holds.c.status == "releasing", transaction.among(holds.c.slot, slots))
     return [read_hold(transaction, row) for row in transaction.rows(told.order_by(holds.c.position))]
+
+
+def glance(transaction: Transaction, ranges: Sequence[Range]) -> list[int]:
+    asked = union_all(*(_pair(slot, after) for slot, after, _, _ in ranges)).subquery()
+    return list(
+        transaction.run(select(asked.c.slot).where(has_work(transaction.tables, asked, transaction.now))).scalars()
+    )
+
+
+def _pair(slot: int, after: int) -> Select[*tuple[Any, ...]]:
+    return select(literal(slot, SmallInteger).label("slot"), literal(after, BigInteger).label("after"))
+
+
+def has_work(tables: Tables, asked: Any, now: Any) -> ColumnElement[bool]:
+    """Off the ends of four indexes."""
+    hot, later, dead, holds = tables.hot, tables.later, tables.dead, tables.holds
+    return or_(
+        exists().where(hot.c.slot == asked.c.slot, hot.c.position > asked.c.after),
+        exists().where(later.c.slot == asked.c.slot, later.c.due_at <= now),
+        exists().where(dead.c.slot == asked.c.slot, dead.c.revive_at <= now),
+        exists().where(holds.c.slot == asked.c.slot, holds.c.status == "releasing"),
+    )
 
 
 # --- for operators

@@ -7,26 +7,31 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple
+from typing import cast as typed
 
 from sqlalchemy import (
     BigInteger,
     ClauseElement,
     ColumnElement,
+    CompoundSelect,
     Dialect,
     Integer,
     Select,
     SelectBase,
     Table,
     bindparam,
+    cast,
     literal_column,
+    null,
     select,
     union_all,
 )
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from ..message import Message
 from ..ports import Hold, Range
-from .schema import MESSAGE_COLUMNS
+from .schema import MESSAGE_COLUMNS, db_now
 from .sql_transaction import Transaction
 
 UNREADABLE_HEADERS = "postroom-unreadable-headers"
@@ -68,7 +73,7 @@ def read_headers(text: str) -> dict[str, str]:
         return {UNREADABLE_HEADERS: str(text)}
     if not isinstance(headers, dict):
         return {UNREADABLE_HEADERS: str(text)}
-    named = cast("dict[str, Any]", headers)
+    named = typed("dict[str, Any]", headers)
     return {name: value if value.__class__ is str else json.dumps(value) for name, value in named.items()}
 
 
@@ -120,14 +125,44 @@ class Prepared:
     """A statement compiled once, for the driver itself: on the hot path SQLAlchemy would cost more than the rows."""
 
     def __init__(self, statement: ClauseElement, dialect: Dialect) -> None:
-        compiled = statement.compile(dialect=dialect)
+        compiled = typed("SQLCompiler", statement.compile(dialect=dialect))
         self.sql = str(compiled)
-        self._names = cast("list[str]", compiled.positiontup)  # type: ignore[attr-defined]
+        self._names = compiled.positiontup
         self._values: dict[str, Any] = {**(compiled.params or {})}
 
-    def bind(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    def bind(self, values: Mapping[str, Any]) -> Any:
+        """A tuple, or by name for a driver that takes its parameters so."""
         known = {**self._values, **values}
-        return tuple([known[name] for name in self._names])
+        return known if self._names is None else tuple([known[name] for name in self._names])
+
+
+class Header(NamedTuple):
+    """The first row of a read: the time, and what else the database has to say."""
+
+    word: str | None
+    now: datetime
+
+    @classmethod
+    def read(cls, row: Sequence[Any]) -> Header:
+        now = read_moment(row[_CREATED_AT])
+        assert now is not None, "a database knows its time"  # noqa: S101
+        return cls(row[_TOPIC], now)
+
+
+_TOPIC = 1 + MESSAGE_COLUMNS.index("topic")
+_CREATED_AT = 1 + MESSAGE_COLUMNS.index("created_at")
+
+
+def after_header(hot: Table, word: ColumnElement[str], *parts: SelectBase) -> CompoundSelect[*tuple[Any, ...]]:
+    """All these rows in order of position, after a header in their own columns."""
+    given: dict[str, ColumnElement[Any]] = {
+        "position": literal_column("0", BigInteger),
+        "topic": word,
+        "created_at": db_now(),
+    }
+    header = select(*(given.get(item.name, cast(null(), item.type)).label(item.name) for item in message_columns(hot)))
+    whole = union_all(header, *parts)
+    return whole.order_by(whole.selected_columns.position)
 
 
 def select_ranges(hot: Table, count: int) -> SelectBase:
@@ -157,7 +192,7 @@ def _select_range(hot: Table, columns: list[ColumnElement[Any]], number: int) ->
 
 
 def range_values(ranges: Sequence[Range]) -> dict[str, int]:
-    names = chain.from_iterable((f"slot{number}", f"after{number}", f"limit{number}") for number in range(len(ranges)))
+    names = chain.from_iterable((f"slot{n}", f"after{n}", f"limit{n}", f"low{n}") for n in range(len(ranges)))
     return dict(zip(names, chain.from_iterable(ranges), strict=True))
 
 

@@ -43,6 +43,15 @@ def settle(transaction: Transaction, settlement: Settlement) -> Settled:
     return Settled(frozenset(refused), frozenset(still_parked))
 
 
+def is_plain(settlement: Settlement) -> bool:
+    """Whether messages were delivered, and nothing else."""
+    others = (
+        settlement.retries, settlement.dead, settlement.superseded, settlement.parked, settlement.released,
+        settlement.refunds,
+    )  # fmt: skip
+    return settlement.retention is None and bool(settlement.delivered) and not any(others)
+
+
 # --- fencing
 
 

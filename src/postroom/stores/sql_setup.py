@@ -18,20 +18,29 @@ SEEDS = {"version": str(VERSION), "min_compatible": str(MIN_COMPATIBLE), "claim"
 
 def is_set_up(transaction: Transaction) -> bool:
     """Whether every table and every row that must be there is: then opening the store writes nothing."""
-    return (
-        not _missing_tables(transaction) and SEEDS.keys() <= _read_seeds(transaction).keys() and _has_slots(transaction)
-    )
+    if _missing_tables(transaction) or not transaction.dialect.is_complete(transaction):
+        return False
+    return SEEDS.keys() <= _read_seeds(transaction).keys() and _has_slots(transaction)
 
 
 def set_up(transaction: Transaction, create_tables: bool) -> None:
     """Create what is missing. Whoever made the tables (an application, a migration) need not have made the rows."""
+    transaction.dialect.begin_set_up(transaction)
+    try:
+        _set_up(transaction, create_tables)
+    finally:
+        transaction.dialect.end_set_up(transaction)
+
+
+def _set_up(transaction: Transaction, create_tables: bool) -> None:
     missing = _missing_tables(transaction)
     if missing and not create_tables:
         raise TablesMissing(f"there is no table {missing[0]}: run 'postroom init', or open with create_tables=True")
     tables = transaction.tables
     if tables.meta.name not in missing:
         check_version(_read_seeds(transaction))
-    tables.metadata.create_all(transaction.connection, tables=tables.all())
+    if create_tables:
+        transaction.dialect.create(transaction)
     _seed(transaction)
 
 

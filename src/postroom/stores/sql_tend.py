@@ -50,11 +50,13 @@ def _ready(transaction: Transaction, table: Table, time: str, slots: Sequence[in
     """The numbers of the rows whose time has come, earliest first; locked, so that nobody else moves them."""
     if limit <= 0 or not slots:
         return []
-    found = transaction.rows(union_all(*(_ready_in(transaction, table, table.c[time], slot, limit) for slot in slots)))
-    earliest = [number for number, _ in sorted(found, key=lambda row: (row[1], row[0]))[:limit]]
-    locked = select(table.c.number).where(transaction.among(table.c.number, earliest)).with_for_update()
-    there = set(transaction.run(locked).scalars())
-    return [number for number in earliest if number in there]
+    ready = union_all(*(_ready_in(transaction, table, table.c[time], slot, limit) for slot in slots))
+    while earliest := [row[0] for row in sorted(transaction.rows(ready), key=lambda row: (row[1], row[0]))[:limit]]:
+        locked = select(table.c.number).where(transaction.among(table.c.number, earliest)).with_for_update()
+        there = set(transaction.run(locked).scalars())
+        if there:
+            return [number for number in earliest if number in there]
+    return []  # somebody else moved them all
 
 
 def _ready_in(

@@ -36,8 +36,10 @@ Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 class SqlDialect(ABC):
     """What differs between databases, asked in one place. The base says it in portable SQL where that can be said."""
 
-    driver_errors: tuple[type[Exception], ...] = ()
-    """What the driver raises where a store goes past SQLAlchemy."""
+    @property
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        """What may be raised past SQLAlchemy."""
+        return ()
 
     def now(self, connection: Connection) -> datetime:
         return connection.scalars(select(db_now())).one()
@@ -45,6 +47,23 @@ class SqlDialect(ABC):
     def among(self, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
         """Whether the column has one of the values, however many there are."""
         return column.in_(list(values))
+
+    def begin_set_up(self, transaction: Transaction) -> None:
+        """Wait until nobody else is creating tables, and keep others waiting until the transaction ends."""
+        return
+
+    def end_set_up(self, transaction: Transaction) -> None:
+        """If the end of the transaction is not enough."""
+        return
+
+    def create(self, transaction: Transaction) -> None:
+        """Create what is missing."""
+        tables = transaction.tables
+        tables.metadata.create_all(transaction.connection, tables=tables.all())
+
+    def is_complete(self, transaction: Transaction) -> bool:
+        """Whether what there is beside the tables is there."""
+        return True
 
     @abstractmethod
     def insert_missing(self, table: Table) -> Insert:
@@ -56,6 +75,11 @@ class SqlDialect(ABC):
 
     def is_unavailable(self, error: BaseException) -> bool:
         """Whether trying again later may help."""
+        return False
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether the same transaction may go through if it is tried again at once: it was chosen to end a deadlock, or
+        came too late."""
         return False
 
     def is_table_missing(self, error: BaseException) -> bool:

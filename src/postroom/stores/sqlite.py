@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -35,9 +35,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from ..clock import Clock, SystemClock
 from ..errors import ConfigurationError, StoreError, StoreUnavailable, TablesMissing
+from ..message import SLOTS
 from ..ports import Beat, Leases, Settled, Settlement, Wakeup
 from ..redact import redact
-from .sql import Rows, SqlStore, uninterrupted
+from .sql import Polling, Rows, SqlStore, uninterrupted
+from .sql_settle import is_plain
 from .sql_transaction import SqlDialect, Transaction
 
 BUSY_TIMEOUT = 2.0
@@ -63,7 +65,9 @@ def _is_listed(column: ColumnElement[Any], values: Any) -> ColumnElement[bool]:
 
 
 class SqliteDialect(SqlDialect):
-    driver_errors = (sqlite3.Error,)
+    @property
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        return (sqlite3.Error,)
 
     def among(self, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
         """As one JSON parameter: the statement is the same for any number of values, and is prepared once."""
@@ -105,7 +109,7 @@ class SqliteStore(SqlStore):
             raise ConfigurationError(f"SQLite has no schemas, so {schema!r} cannot be used: set a prefix instead")
         # The database is in this process, so its clock is this process's clock.
         super().__init__(url, name=name, prefix=prefix, clock=clock or SystemClock())
-        self._url = _driver_url(url)
+        self._driver_url = _driver_url(url)
         self._turn = asyncio.Lock()
         self._connection: AsyncConnection | None = None
         self._driver: aiosqlite.Connection | None = None
@@ -139,11 +143,11 @@ class SqliteStore(SqlStore):
     def _create_engine(self) -> AsyncEngine:
         # No isolation level: the driver begins nothing by itself, `_begin` does.
         options = {"timeout": BUSY_TIMEOUT, "isolation_level": None}
-        return create_async_engine(self._url, poolclass=NullPool, connect_args=options)
+        return create_async_engine(self._driver_url, poolclass=NullPool, connect_args=options)
 
     def _check_path(self, create_tables: bool) -> None:
-        path = _path(self._url)
-        if path is None or "uri" in self._url.query:
+        path = _path(self._driver_url)
+        if path is None or "uri" in self._driver_url.query:
             return  # SQLite's own kind of URL says more than where the file is
         folder = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(folder):
@@ -172,8 +176,8 @@ class SqliteStore(SqlStore):
 
     def _file(self) -> tuple[int, int] | None:
         """Which file it is: a restored backup has the same name and is another one."""
-        path = _path(self._url)
-        if path is None or "uri" in self._url.query:
+        path = _path(self._driver_url)
+        if path is None or "uri" in self._driver_url.query:
             return None
         try:
             found = os.stat(path)
@@ -230,7 +234,7 @@ class SqliteStore(SqlStore):
                 return [*await self._attached().execute_fetchall(sql, parameters)]
 
     async def settle(self, settlement: Settlement) -> Settled:
-        if _is_plain(settlement) and await self._delete_hot([message.position for message in settlement.delivered]):
+        if is_plain(settlement) and await self._delete_hot([message.position for message in settlement.delivered]):
             return Settled()
         return await super().settle(settlement)
 
@@ -250,10 +254,12 @@ class SqliteStore(SqlStore):
 
     # --- waking up
 
-    def wakeup(self, poll_interval: float) -> Wakeup:
-        if _path(self._url) is None:
-            return Polling(poll_interval)
-        return DataVersion(self._data_version_in_turn, self._first_version, poll_interval)
+    @asynccontextmanager
+    async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
+        if _path(self._driver_url) is None:
+            yield Polling()  # whoever writes to a database in memory does so on the store's own connection
+        else:
+            yield DataVersion(self._data_version_in_turn, self._first_version, poll_interval)
 
     async def _data_version_in_turn(self) -> int:
         with self._errors_translated():
@@ -269,38 +275,30 @@ class DataVersion:
     """Asks for a number that changes with every commit of another connection, in whatever process."""
 
     name = "data_version"
+    rings = True
 
     def __init__(self, read: Callable[[], Awaitable[int]], seen: int, poll_interval: float) -> None:
         self._read = read
         self._seen = seen
         self._poll_interval = poll_interval
 
-    async def wait(self, timeout: float) -> bool:
+    async def doze(self, slots: Collection[int]) -> None: ...
+
+    async def rouse(self, slots: Collection[int]) -> None: ...
+
+    async def wait(self, timeout: float) -> Collection[int]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while not await self._has_changed():
             left = deadline - loop.time()
             if left <= 0:
-                return False
+                return ()
             await asyncio.sleep(min(self._poll_interval, left))
-        return True
+        return range(SLOTS)
 
     async def _has_changed(self) -> bool:
         before, self._seen = self._seen, await self._read()
         return self._seen != before
-
-
-class Polling:
-    """For a database in memory: whoever writes to it does so on the store's own connection, which tells nothing."""
-
-    name = "polling"
-
-    def __init__(self, poll_interval: float) -> None:
-        self._poll_interval = poll_interval
-
-    async def wait(self, timeout: float) -> bool:
-        await asyncio.sleep(min(self._poll_interval, timeout))
-        return self._poll_interval <= timeout
 
 
 async def _use_wal(driver: aiosqlite.Connection) -> None:
@@ -325,15 +323,6 @@ def _delete_unheld(hot: Table, holds: Table) -> Delete:
     listed: BindParameter[str] = bindparam("positions")
     is_held = exists().where(_is_listed(holds.c.position, listed))
     return delete(hot).where(_is_listed(hot.c.position, listed), ~is_held)
-
-
-def _is_plain(settlement: Settlement) -> bool:
-    """Whether messages were delivered, and nothing else."""
-    others = (
-        settlement.retries, settlement.dead, settlement.superseded, settlement.parked, settlement.released,
-        settlement.refunds,
-    )  # fmt: skip
-    return settlement.retention is None and bool(settlement.delivered) and not any(others)
 
 
 def _driver_url(text: str) -> URL:

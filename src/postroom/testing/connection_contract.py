@@ -1,15 +1,18 @@
 """What `Outbox.add` promises on every kind of connection.
 
-Inherit from `ConnectionContract` (or from `SqlConnectionContract`, if the rows can be read with SQLAlchemy), say how a
-transaction and a savepoint of that kind are made, and run it with pytest and pytest-asyncio.
+Inherit from `ConnectionContract`, say how a transaction and a savepoint of that kind are made, and run it with pytest
+and pytest-asyncio. `SqlConnectionContract` is for rows that can be read with SQLAlchemy, `ServerConnectionContract` for
+databases with several writers at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -21,6 +24,23 @@ from ..errors import NoTransactionError, TablesMissing, UnsupportedConnection
 from ..message import IDEMPOTENCY_HEADER, Message, slot_of
 from ..outbox import Outbox
 from .clock import FakeClock
+
+REMEDY = r"postroom_absent_outbox.*postroom init.*create_tables"
+
+NAMES = [
+    'o\'clock "%s" ? :a \\',
+    "100%",
+    "%%d %(a)s $1 {b}",
+    "\\",
+    "\\' -- ; /* */",
+    "a\nb\tc\r\x1a",
+    "ünï\N{SNOWMAN}\U0001f40c",
+    "k" * 255,
+    " ",
+    "\U0001f40c" * 255,
+]
+LOOKALIKES = ["a", "A", "a ", " a", "ä", "a\N{COMBINING DIAERESIS}", "\N{FULLWIDTH LATIN SMALL LETTER A}", "ss", "ß"]
+"""What some collation or other takes for the same."""
 
 
 class Undo(Exception):
@@ -36,6 +56,10 @@ class ConnectionContract(ABC):
     """Whether `add_async` is the one to call."""
     is_sql = True
     """Whether there are tables, which may be missing."""
+    creates_tables = True
+    """Whether the first message may create them."""
+    writes_at_commit = False
+    """Whether a message is only collected at first."""
 
     # --- how it is used: to be filled in
 
@@ -69,6 +93,10 @@ class ConnectionContract(ABC):
         """The time by which delays are counted."""
 
     # --- what the tests are written with
+
+    async def prepare(self, outbox: Outbox) -> None:
+        """Create the tables of an outbox, where the first message does not."""
+        assert self.creates_tables, "say here how they are created"
 
     async def add(self, outbox: Outbox, connection: Any, *args: Any, **options: Any) -> Message:
         if self.is_async:
@@ -159,24 +187,53 @@ class ConnectionContract(ABC):
 
     async def test_missing_tables_are_created_by_the_first_message(self) -> None:
         outbox = Outbox("fresh")
+        await self.prepare(outbox)
         with pytest.raises(Undo):
             async with self.transaction() as connection:
                 await self.add(outbox, connection, "orders", b"undone", idempotency_key="a")
+                await self.add(outbox, connection, "orders", b"undone too")
                 raise Undo
+        async with self.transaction() as connection:
+            with pytest.raises(Undo):
+                async with self.savepoint(connection):
+                    await self.add(outbox, connection, "orders", b"undone", idempotency_key="a")
+                    await self.add(outbox, connection, "orders", b"undone too")
+                    raise Undo
+            await self.add(outbox, connection, "orders", b"0")
         async with self.transaction() as connection:
             await self.add(outbox, connection, "orders", b"1")
             await self.add(outbox, connection, "orders", b"2")
-        assert await self.payloads(outbox) == [b"1", b"2"]
+        assert await self.payloads(outbox) == [b"0", b"1", b"2"]
 
     async def test_without_leave_to_create_tables_missing_ones_are_an_error_with_a_remedy(self) -> None:
         if not self.is_sql:
             return
         outbox = Outbox("absent", create_tables=False)
-        with pytest.raises(TablesMissing, match=r"postroom_absent_outbox.*postroom init.*create_tables"):
+        with pytest.raises(TablesMissing, match=REMEDY):
             await self.commit(outbox, "orders", b"1")
+
+    async def test_where_a_message_cannot_create_its_tables_it_says_who_can(self) -> None:
+        if not self.is_sql or self.creates_tables:
+            return
+        with pytest.raises(TablesMissing, match=REMEDY):
+            await self.commit(Outbox("absent"), "orders", b"1")
+
+    async def test_missing_tables_do_no_harm_to_the_callers_transaction(self) -> None:
+        if not self.is_sql or self.writes_at_commit:
+            return
+        outbox, absent = Outbox(), Outbox("absent", create_tables=False)
+        async with self.transaction() as connection:
+            await self.add(outbox, connection, "orders", b"1")
+            for options in ({}, {"idempotency_key": "a"}):
+                with pytest.raises(TablesMissing, match=REMEDY):
+                    await self.add(absent, connection, "orders", b"2", **options)
+            await self.add(outbox, connection, "orders", b"3")
+        assert await self.payloads(outbox) == [b"1", b"3"]
 
     async def test_two_outboxes_in_one_transaction_keep_apart(self) -> None:
         first, second = Outbox("first"), Outbox("second")
+        await self.prepare(first)
+        await self.prepare(second)
         async with self.transaction() as connection:
             await self.add(first, connection, "orders", b"1")
             await self.add(second, connection, "orders", b"2")
@@ -349,9 +406,7 @@ class ConnectionContract(ABC):
         if isinstance(payload, bytes):
             assert message.payload == payload
 
-    @pytest.mark.parametrize(
-        "text", ['o\'clock "%s" ? :a \\', "ünï\N{SNOWMAN}\U0001f40c", "k" * 255, " ", "\U0001f40c" * 255]
-    )
+    @pytest.mark.parametrize("text", NAMES)
     async def test_names_and_headers_of_any_script_come_back_as_they_were(self, text: str) -> None:
         outbox = Outbox(order="strict")
         await self.commit(
@@ -361,6 +416,26 @@ class ConnectionContract(ABC):
         assert (found.topic, found.key, found.type, found.sequence) == (text, text, text, 1)
         assert found.headers == {text: text, IDEMPOTENCY_HEADER: text}
         assert found.content_type == "a/b"
+
+    async def test_names_that_look_alike_are_different_keys(self) -> None:
+        outbox = Outbox(order="strict")
+        async with self.transaction() as connection:
+            added = [await self.add(outbox, connection, "orders", key=key, idempotency_key=key) for key in LOOKALIKES]
+            again = await self.add(outbox, connection, "orders", key="a", idempotency_key="b")
+        assert [(message.duplicate, message.sequence) for message in added] == [(False, 1)] * len(LOOKALIKES)
+        assert again.sequence == 2
+        messages = [Message(topic=key, key=key, idempotency_key=f"b{key}") for key in LOOKALIKES]
+        async with self.transaction() as connection:
+            await self.add_many(outbox, connection, messages)
+        assert [(message.duplicate, message.sequence) for message in messages] == [(False, 1)] * len(LOOKALIKES)
+        assert [message.key for message in await self.written(outbox)] == [*LOOKALIKES, "a", *LOOKALIKES]
+
+    async def test_large_payloads_go_together_in_one_call(self) -> None:
+        outbox = Outbox()
+        messages = [Message(topic="orders", payload=bytes([number]) * 700_000) for number in range(5)]
+        async with self.transaction() as connection:
+            await self.add_many(outbox, connection, messages)
+        assert await self.payloads(outbox) == [message.payload for message in messages]
 
     async def test_an_id_of_the_callers_own_is_kept(self) -> None:
         outbox = Outbox()
@@ -424,6 +499,10 @@ class SqlConnectionContract(ConnectionContract):
     async def now(self) -> datetime:
         return datetime.now(UTC)
 
+    async def prepare(self, outbox: Outbox) -> None:
+        if not self.creates_tables:
+            outbox.create_tables(self.reader())
+
     async def test_the_clock_of_the_outbox_replaces_the_databases(self) -> None:
         clock = FakeClock()
         outbox = Outbox(clock=clock)
@@ -454,6 +533,101 @@ class SqlConnectionContract(ConnectionContract):
             if not inspect(connection).has_table(table.name, schema=table.schema):
                 return []
             return list(connection.execute(select(table).order_by(table.c[order])))
+
+
+class ServerConnectionContract(SqlConnectionContract):
+    """For databases with several writers at once."""
+
+    overtaken_is_an_error = False
+    """Whether the database refuses, at REPEATABLE READ, to change what another transaction has changed meanwhile."""
+
+    @abstractmethod
+    async def execute(self, connection: Any, sql: str) -> None:
+        """Run a statement in the connection's transaction."""
+
+    @abstractmethod
+    async def is_anybody_waiting(self) -> bool:
+        """Whether a transaction of this database waits for a lock."""
+
+    @asynccontextmanager
+    async def repeatable_read(self) -> AsyncGenerator[Any]:
+        """Like `transaction`, at this level."""
+        async with self.transaction() as connection:
+            await self.execute(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield connection
+
+    async def test_a_strict_outbox_numbers_without_gaps_at_repeatable_read(self) -> None:
+        outbox = Outbox(order="strict")
+        await self.commit(outbox, "orders", b"1", key="a", idempotency_key="x")
+        async with self.repeatable_read() as connection:
+            await self.add(outbox, connection, "orders", b"2", key="a")
+            ignored = await self.add(outbox, connection, "orders", b"3", key="a", idempotency_key="x")
+            await self.add(outbox, connection, "orders", b"4", key="a", idempotency_key="y")
+            twice = await self.add(outbox, connection, "orders", b"5", key="a", idempotency_key="y")
+        assert (ignored.duplicate, twice.duplicate) == (True, True)
+        found = [(message.payload, message.sequence) for message in await self.written(outbox)]
+        assert found == [(b"1", 1), (b"2", 2), (b"4", 3)]
+
+    async def test_an_idempotency_key_taken_meanwhile_is_not_taken_again_at_repeatable_read(self) -> None:
+        outbox = Outbox()
+        async with self._overtaken() as connection:
+            await self.commit(outbox, "orders", b"1", idempotency_key="x")
+            message = await self.add(outbox, connection, "orders", b"2", idempotency_key="x")
+        assert await self.payloads(outbox) == [b"1"]
+        assert self.overtaken_is_an_error or message.duplicate is True
+
+    async def test_a_number_taken_meanwhile_is_not_taken_again_at_repeatable_read(self) -> None:
+        outbox = Outbox(order="strict")
+        async with self._overtaken() as connection:
+            await self.commit(outbox, "orders", b"1", key="a")
+            await self.add(outbox, connection, "orders", b"2", key="a")
+        numbers = [message.sequence for message in await self.written(outbox)]
+        assert numbers == ([1] if self.overtaken_is_an_error else [1, 2])
+
+    @asynccontextmanager
+    async def _overtaken(self) -> AsyncGenerator[Any]:
+        """A transaction that has looked before the block changes something through another one."""
+        expected = (
+            pytest.raises(Exception, match="could not serialize") if self.overtaken_is_an_error else nullcontext()
+        )
+        with expected:
+            async with self.repeatable_read() as connection:
+                await self.execute(connection, "SELECT count(*) FROM postroom_outbox")
+                yield connection
+
+    @pytest.mark.parametrize("commits", [True, False])
+    async def test_a_second_transaction_with_the_same_idempotency_key_waits_for_the_first(self, commits: bool) -> None:
+        if not self.writes_at_commit:
+            second = await self._add_behind(Outbox(), commits, idempotency_key="a")
+            assert second.duplicate is commits
+
+    @pytest.mark.parametrize("commits", [True, False])
+    async def test_a_second_transaction_with_the_same_strict_key_waits_for_the_first(self, commits: bool) -> None:
+        if not self.writes_at_commit:
+            second = await self._add_behind(Outbox(order="strict"), commits, key="a")
+            assert second.sequence == (2 if commits else 1)
+
+    async def _add_behind(self, outbox: Outbox, commits: bool, **options: Any) -> Message:
+        """Commit what has to wait for a transaction that is still open, and then commits or not."""
+        with nullcontext() if commits else suppress(Undo):
+            async with self.transaction() as connection:
+                await self.add(outbox, connection, "orders", b"1", **options)
+                second = asyncio.create_task(self._commit_elsewhere(outbox, "orders", b"2", **options))
+                await self._until_somebody_waits()
+                if not commits:
+                    raise Undo
+        return await second
+
+    async def _commit_elsewhere(self, *args: Any, **options: Any) -> Message:
+        """A sync connection has to wait on a thread of its own."""
+        commit = self.commit(*args, **options)
+        return await (commit if self.is_async else asyncio.to_thread(asyncio.run, commit))
+
+    async def _until_somebody_waits(self) -> None:
+        deadline = time.monotonic() + 30
+        while not await self.is_anybody_waiting():
+            assert time.monotonic() < deadline, "nobody waits"
+            await asyncio.sleep(0.01)
 
 
 def _message(row: Any) -> Message:

@@ -17,7 +17,7 @@ The database's time is the clock given to the store, so nothing sleeps. pytest a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count, islice
@@ -43,6 +43,7 @@ from ..ports import (
     Settlement,
     State,
     Store,
+    Wakeup,
 )
 from .clock import FakeClock
 
@@ -106,6 +107,10 @@ async def fetch_all(store: Store) -> list[Message]:
     """Every hot row, in order of position."""
     fetched = await store.fetch([Range(slot, 0, MANY) for slot in ALL_SLOTS])
     return sorted(fetched.messages, key=lambda message: message.position)
+
+
+async def glance(store: Store, after: int = 0) -> Collection[int]:
+    return await store.glance([Range(slot, after, 1) for slot in ALL_SLOTS])
 
 
 async def read_parked(store: Store, gate: Gate) -> list[Message]:
@@ -1760,51 +1765,109 @@ class ReaderContract(StoreFixtures):
 
 
 class WakeupContract(StoreFixtures):
-    async def fall_asleep(self, wait: Callable[[float], Any]) -> None:
+    async def fall_asleep(self, wakeup: Wakeup) -> None:
         """The first answers may still be about what went before."""
+        await wakeup.doze(ALL_SLOTS)
         for _ in range(10):
-            if not await wait(0.02):
+            if not await wakeup.wait(0.02):
                 return
         raise AssertionError("it wakes although nothing was committed")
 
+    async def is_woken(self, store: Store, wakeup: Wakeup) -> bool:
+        """By the bell, or where nobody rings by its own glance."""
+        return bool(await wakeup.wait(10) if wakeup.rings else await glance(store))
+
     async def test_nothing_committed_lets_a_relay_sleep(self, store: Store) -> None:
-        wakeup = store.wakeup(0.01)
-        await self.fall_asleep(wakeup.wait)
-        assert not await wakeup.wait(0.02)
-        assert wakeup.name
+        async with store.wakeup(0.01) as wakeup:
+            await self.fall_asleep(wakeup)
+            assert not await wakeup.wait(0.02)
+            assert wakeup.name
 
     async def test_a_commit_before_the_wait_wakes(self, store: Store) -> None:
-        wakeup = store.wakeup(0.01)
-        await self.fall_asleep(wakeup.wait)
-        await self.insert(store, messages(1))
-        assert await wakeup.wait(10)
-        await self.fall_asleep(wakeup.wait)
+        async with store.wakeup(0.01) as wakeup:
+            await self.fall_asleep(wakeup)
+            (row,) = await self.written(store, *messages(1))
+            if wakeup.rings:
+                assert row.slot in await wakeup.wait(10)
+            await self.fall_asleep(wakeup)
 
     async def test_a_commit_during_the_wait_wakes(self, store: Store) -> None:
-        wakeup = store.wakeup(0.01)
-        await self.fall_asleep(wakeup.wait)
-        waiting = asyncio.create_task(wakeup.wait(10))
-        await asyncio.sleep(0)
-        await self.insert(store, messages(1))
-        assert await waiting
+        async with store.wakeup(0.01) as wakeup:
+            await self.fall_asleep(wakeup)
+            waiting = asyncio.create_task(self.is_woken(store, wakeup))
+            await self.insert(store, messages(1))
+            assert await waiting
 
-    async def test_every_relay_is_woken(self, store: Store, another: Store) -> None:
-        wakeups = [store.wakeup(0.01), another.wakeup(0.01)]
-        for wakeup in wakeups:
-            await self.fall_asleep(wakeup.wait)
-        await self.insert(store, messages(1))
-        assert [await wakeup.wait(10) for wakeup in wakeups] == [True, True]
+    async def test_every_relay_is_woken_whose_slot_it_is(self, store: Store, another: Store) -> None:
+        async with store.wakeup(0.01) as one, another.wakeup(0.01) as other:
+            for wakeup in (one, other):
+                await self.fall_asleep(wakeup)
+            await self.insert(store, messages(1))
+            assert await self.is_woken(store, one)
+            assert await self.is_woken(another, other)
 
     async def test_a_wait_can_be_cancelled(self, store: Store) -> None:
-        wakeup = store.wakeup(0.01)
-        await self.fall_asleep(wakeup.wait)
-        waiting = asyncio.create_task(wakeup.wait(10))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await self.insert(store, messages(1))
-        assert await wakeup.wait(10)
+        async with store.wakeup(0.01) as wakeup:
+            await self.fall_asleep(wakeup)
+            waiting = asyncio.create_task(wakeup.wait(10))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await self.insert(store, messages(1))
+            assert await self.is_woken(store, wakeup)
+
+    async def test_a_relay_that_was_roused_can_doze_again(self, store: Store) -> None:
+        async with store.wakeup(0.01) as wakeup:
+            await self.fall_asleep(wakeup)
+            await wakeup.rouse(ALL_SLOTS)
+            await self.insert(store, messages(1))
+            await self.fall_asleep(wakeup)
+            await self.insert(store, messages(1))
+            assert await self.is_woken(store, wakeup)
+
+
+class GlanceContract(StoreFixtures):
+    async def test_there_is_nothing_to_do_in_an_empty_outbox(self, store: Store) -> None:
+        assert list(await glance(store)) == []
+        assert list(await store.glance([])) == []
+
+    async def test_a_row_that_was_not_read_is_something_to_do(self, store: Store) -> None:
+        (row,) = await self.written(store, *messages(1))
+        assert list(await glance(store)) == [row.slot]
+        assert list(await store.glance([Range((row.slot + 1) % SLOTS, 0, 1)])) == []
+
+    async def test_there_is_nothing_to_do_once_everything_was_read(self, store: Store) -> None:
+        """Right after a read, there may be doubt about what others were writing; it must not last."""
+        await self.written(store, *messages(2))
+        rows = await fetch_all(store)
+        read = [Range(slot, rows[-1].position, MANY, 0) for slot in ALL_SLOTS]
+        async with asyncio.timeout(10):
+            while await store.glance(read):
+                assert ids((await store.fetch(read)).messages) in ([], ids(rows))
+                await asyncio.sleep(0.02)
+
+    async def test_a_later_row_is_something_to_do_when_it_is_due(self, store: Store, clock: FakeClock) -> None:
+        await self.insert(store, [message(deliver_at=clock.now() + timedelta(seconds=10))])
+        assert list(await glance(store)) == []
+        clock.advance(10)
+        assert list(await glance(store)) == [slot_of("a", "")]
+
+    async def test_a_revival_is_something_to_do_when_its_time_has_come(self, store: Store, clock: FakeClock) -> None:
+        owner = await own(store)
+        (row,) = await self.written(store, *messages(1))
+        await owner.settle(dead=[dead(row, revive_after=10)])
+        assert list(await glance(store)) == []
+        clock.advance(10)
+        assert list(await glance(store)) == [row.slot]
+
+    async def test_a_hold_to_release_is_something_to_do(self, store: Store) -> None:
+        owner = await own(store)
+        (row,) = await self.written(store, *messages(1))
+        await owner.settle(dead=[dead(row)])
+        assert list(await glance(store)) == []
+        await store.discard([row.id])
+        assert list(await glance(store)) == [row.slot]
 
 
 @pytest.mark.asyncio
@@ -1821,5 +1884,6 @@ class StoreContract(
     DeskContract,
     ReaderContract,
     WakeupContract,
+    GlanceContract,
 ):
     """The whole suite: inherit from it, under a name that begins with Test."""

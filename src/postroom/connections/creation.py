@@ -1,0 +1,50 @@
+"""What makes the tables, and changes nothing where they exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Index, Table
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, ExecutableDDLElement
+
+from ..stores.schema import Tables
+
+
+def create_one_by_one(tables: Tables) -> Iterator[ExecutableDDLElement]:
+    for table in tables.all():
+        yield CreateTable(table, if_not_exists=True)
+        for index in _indexes(table):
+            yield CreateIndex(index, if_not_exists=True)
+
+
+def create_with_bell(tables: Tables) -> Iterator[ExecutableDDLElement]:
+    yield from create_one_by_one(tables)
+    yield CreateSequence(tables.bell, if_not_exists=True)
+
+
+def create_with_indexes(tables: Tables) -> Iterator[ExecutableDDLElement]:
+    for table in tables.all():
+        yield CreateTableWithIndexes(table, if_not_exists=True)
+
+
+class CreateTableWithIndexes(CreateTable):
+    """For MySQL, which has no CREATE INDEX IF NOT EXISTS."""
+
+
+@compiles(CreateTableWithIndexes, "mysql", "mariadb")
+def _create_with_indexes(create: CreateTableWithIndexes, compiler: Any, **kw: Any) -> str:
+    text: str = compiler.visit_create_table(create, **kw)
+    columns, end, options = text.rpartition("\n)")
+    indexes = [_definition(index, compiler) for index in _indexes(create.element)]
+    return ", \n\t".join([columns, *indexes]) + end + options
+
+
+def _definition(index: Index, compiler: Any) -> str:
+    columns = ", ".join(compiler.preparer.format_column(column) for column in index.columns)
+    return f"INDEX {compiler.preparer.quote(str(index.name))} ({columns})"
+
+
+def _indexes(table: Table) -> list[Index]:
+    return sorted(table.indexes, key=lambda index: str(index.name))

@@ -1,0 +1,72 @@
+"""What is there already, asked in the database itself.
+
+Names are resolved when a statement is compiled, so that SQLAlchemy may translate schemas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Boolean, ColumnElement, String, Table, Text, column, literal_column, select, table, union_all
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from ..stores.schema import Tables
+
+
+class regclass(ColumnElement[bool]):
+    """PostgreSQL: what this name means in the schema of a table, or NULL."""
+
+    type = Boolean()
+    inherit_cache = False
+
+    def __init__(self, table: Table, name: str) -> None:
+        self.table = table
+        self.name = name
+
+
+@compiles(regclass)
+def _to_regclass(element: regclass, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"to_regclass({_quoted(compiler.preparer.format_table(element.table, name=element.name))})"
+
+
+class _schema_of(ColumnElement[str]):
+    """MySQL: the name of the schema that a table is in."""
+
+    type = String()
+    inherit_cache = False
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+
+@compiles(_schema_of)
+def _to_schema(element: _schema_of, compiler: SQLCompiler, **kw: Any) -> str:
+    preparer: Any = compiler.preparer
+    schema: str | None = preparer.schema_for_object(element.table)
+    return "database()" if schema is None else _quoted(schema)
+
+
+def relations(tables: Tables) -> Executable:
+    """PostgreSQL: the names of the tables, indexes and sequences that are there.
+
+    IF NOT EXISTS is not enough: CREATE INDEX locks its table before it looks, and so waits for every open transaction
+    that has written, and makes all others wait.
+    """
+    names = [name for one in tables.all() for name in (one.name, *sorted(str(index.name) for index in one.indexes))]
+    found = (
+        select(literal_column(_quoted(name), Text)).where(regclass(tables.hot, name).is_not(None))
+        for name in (*names, tables.bell.name)
+    )
+    return union_all(*found)
+
+
+def mysql_tables(tables: Tables) -> Executable:
+    """The names of the tables that are there. IF NOT EXISTS gives warnings, which some drivers show."""
+    known = table("tables", column("table_name"), column("table_schema"), schema="information_schema")
+    return select(known.c.table_name).where(known.c.table_schema == _schema_of(tables.hot))
+
+
+def _quoted(text: str) -> str:
+    return "'{}'".format(text.replace("'", "''"))

@@ -1,0 +1,81 @@
+"""When to look for something to do: when the bell rings, and now and then by ourselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from ..clock import Clock
+from ..ports import Store, Wakeup
+from ..settings import Settings
+from .pump import Pump
+
+DOZE_AFTER = 0.1
+"""Seconds without work before writers are told to ring. A relay that is never idle for so long costs them nothing."""
+
+
+class Watch:
+    """One small duty beside the pumps, which themselves only look where they are told to.
+
+    Awake, it glances at the outbox every `poll_interval`. After a moment with nothing to do the relay dozes: where
+    writers can ring they are told to, and it glances every `idle_interval` only.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        pumps: Sequence[Pump],
+        settings: Settings,
+        clock: Clock,
+        named: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._pumps = pumps
+        self._settings = settings
+        self._clock = clock
+        self._named = named
+        self._idle_since = clock.monotonic()
+        self._dozing: frozenset[int] | None = None
+        """The slots that writers were told about; None while awake."""
+        self._owned: frozenset[int] = frozenset()
+
+    async def run(self) -> None:
+        async with self._store.wakeup(self._settings.poll_interval) as wakeup:
+            self._named(wakeup.name)
+            self._dozing, self._owned = None, frozenset()
+            while True:
+                await self._pass(wakeup)
+
+    async def _pass(self, wakeup: Wakeup) -> None:
+        fell_asleep = await self._doze_or_rouse(wakeup)
+        rung: Collection[int] = ()
+        if not fell_asleep:  # else look at once: somebody may have committed just before they were told to ring
+            is_dozing = self._dozing is not None and wakeup.rings
+            rung = await wakeup.wait(self._settings.idle_interval if is_dozing else self._settings.poll_interval)
+        news = rung or await self._glance()
+        for pump in self._pumps if news else ():
+            pump.ring(news)
+
+    async def _doze_or_rouse(self, wakeup: Wakeup) -> bool:
+        """Tell writers if anything has changed; whether we have just fallen asleep."""
+        owned = frozenset(slot for pump in self._pumps for slot in pump.plan.slots)
+        if self._is_idle():
+            if owned == self._dozing:
+                return False
+            await wakeup.doze(owned)
+            self._dozing = self._owned = owned
+            return True
+        if self._dozing is not None or not owned <= self._owned:
+            await wakeup.rouse(owned)
+            self._dozing, self._owned = None, owned
+        return False
+
+    def _is_idle(self) -> bool:
+        now = self._clock.monotonic()
+        if not all(pump.is_idle for pump in self._pumps):
+            self._idle_since = now
+        return now - self._idle_since >= DOZE_AFTER
+
+    async def _glance(self) -> Collection[int]:
+        ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]
+        return await self._store.glance(ranges) if ranges else ()

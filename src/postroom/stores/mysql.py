@@ -1,0 +1,187 @@
+"""MariaDB 10.6 and MySQL 8, and later ones of both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from sqlalchemy import ColumnElement, Insert, Table, and_, func, select
+from sqlalchemy.dialects.mysql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from ..clock import Clock
+from ..errors import StoreUnavailable
+from ..message import Message
+from ..ports import NO_LIMIT, Range
+from .mysql_statements import delete_unheld, listed, padded, select_news, select_slots
+from .mysql_writers import uncommitted
+from .sql import Rows
+from .sql_rows import Header, range_values, read_message
+from .sql_server import CONNECT_TIMEOUT, ServerDialect, ServerStore, in_order
+from .sql_transaction import Transaction
+
+SET_UP_LOCK = "postroom"
+READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+CONFLICTS = {1213}
+"""Deadlock."""
+MAY_PASS = {1040, 1042, 1043, 1053, 1077, 1078, 1079, 1152, 1153, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927,
+            1969, 2002, 2003, 2006, 2013, 2014, 2055, 3024, 4031}  # fmt: skip
+"""Connections, shutdown, limits, lock wait time-outs, deadlocks, interrupted statements."""
+TABLE_MISSING = 1146
+
+
+class MysqlDialect(ServerDialect):
+    def among(self, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
+        """Sorted, so that rows are locked in one order."""
+        return column.in_(sorted(values))
+
+    def begin_set_up(self, transaction: Transaction) -> None:
+        """Tables are created outside of any transaction here, so a lock by name keeps others waiting."""
+        if transaction.run(select(func.get_lock(SET_UP_LOCK, int(CONNECT_TIMEOUT)))).scalar() != 1:
+            raise StoreUnavailable("somebody else has been creating tables for a while; try again later")
+
+    def end_set_up(self, transaction: Transaction) -> None:
+        transaction.run(select(func.release_lock(SET_UP_LOCK)))
+
+    def insert_missing(self, table: Table) -> Insert:
+        """Not INSERT IGNORE, which swallows what it should say."""
+        first = next(iter(table.primary_key.columns))
+        return insert(table).on_duplicate_key_update({first.name: first})
+
+    @property
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        """Of the driver that is in use, if any."""
+        modules = [sys.modules.get(name) for name in ("asyncmy.errors", "pymysql.err")]
+        return (*super().driver_errors, *(module.MySQLError for module in modules if module))
+
+    def is_unavailable(self, error: BaseException) -> bool:
+        return super().is_unavailable(error) or code_of(error) in MAY_PASS
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return code_of(error) in CONFLICTS
+
+    def is_table_missing(self, error: BaseException) -> bool:
+        return code_of(error) == TABLE_MISSING
+
+
+def code_of(error: BaseException) -> int:
+    code = error.args[0] if error.args else 0
+    if isinstance(code, int):
+        return code
+    return 2013 if type(error).__name__ == "InterfaceError" else 0
+
+
+class MysqlStore(ServerStore[Collection[int]]):
+    workers = 2
+    drivers = {  # noqa: RUF012 - nobody changes it
+        "mysql": "mysql+asyncmy",
+        "mariadb": "mariadb+asyncmy",
+        **{name: name for name in ("mysql+asyncmy", "mariadb+asyncmy", "mysql+aiomysql", "mariadb+aiomysql")},
+    }
+    ask_interval = 0.1
+    ask_distance = NO_LIMIT
+    dialect = MysqlDialect()
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "default",
+        prefix: str | None = None,
+        schema: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(url, name=name, prefix=prefix, schema=schema, clock=clock)
+        self._read_before = 0
+        """The highest position that had been read when the last ask was sent."""
+
+    # --- connections
+
+    def _create_engine(self) -> AsyncEngine:
+        self._read_before = 0
+        return create_async_engine(
+            self._driver_url,
+            isolation_level="READ COMMITTED",
+            pool_size=self.workers + 2,
+            max_overflow=2,
+            pool_timeout=CONNECT_TIMEOUT,
+            pool_recycle=3600,
+            connect_args={"connect_timeout": int(CONNECT_TIMEOUT)},
+        )
+
+    async def _connect_driver(self) -> Any:
+        driver: Any = import_module(self._driver)
+        _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
+        arguments.pop("client_flag", None)
+        options = {"autocommit": True, "connect_timeout": int(CONNECT_TIMEOUT), "init_command": READ_COMMITTED}
+        return await driver.connect(**arguments, **options)
+
+    def _end_driver(self, connection: Any) -> None:
+        connection.close()
+
+    async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
+        async with connection.cursor() as cursor:
+            await cursor.execute(sql, parameters)
+            return await cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
+
+    # --- reading and settling
+
+    async def _ask(self) -> None:
+        stragglers = self._stragglers
+        covers, self._read_before = self._read_before, stragglers.highest
+        known = [writer.floor + 1 for writer in stragglers.writers.values()]
+        region = (stragglers.slots, stragglers.covered, covers, known)
+        dirty = await self._read(read_dirty, *region)
+        visible = await self._read(read_positions, *region)
+        stragglers.answered(covers, uncommitted(dirty - visible))
+
+    async def _read_slots(
+        self, ranges: Sequence[Range], limit: int | None
+    ) -> tuple[Collection[int], datetime, list[Message]]:
+        again = any(asked.low < asked.after for asked in ranges)
+        checked = padded([each.floor + 1 for each in self._stragglers.writers.values() if not each.may_be_over])
+        shape = ("slots", len(ranges), limit != 0, again, len(checked))
+        prepared = self._prepare(shape, lambda: select_slots(self.tables.hot, *shape[1:]))
+        values = {**range_values(ranges), **listed(checked), "limit": NO_LIMIT if limit is None else limit}
+        rows = await self._driver_rows(prepared.sql, prepared.bind(values))
+        messages = in_order([read_message(row) for row in rows[1:]])
+        slots = {asked.slot for asked in ranges}
+        visible = {message.position for message in messages}
+        return visible, Header.read(rows[0]).now, [message for message in messages if message.slot in slots]
+
+    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Collection[int], list[Message]]:
+        evidence, _, messages = await self._read_slots(ranges, 0)
+        return evidence, messages
+
+    async def _look(self, ranges: Sequence[Range]) -> Collection[int]:
+        shape = ("news", len(ranges), self._clock is not None)
+        prepared = self._prepare(shape, lambda: select_news(self.tables, *shape[1:]))
+        now = {"now": self._clock.now().replace(tzinfo=None)} if self._clock else {}
+        rows = await self._driver_rows(prepared.sql, prepared.bind({**range_values(ranges), **now}))
+        return [slot for (slot,) in rows]
+
+    async def _delete_hot(self, positions: Sequence[int]) -> int:
+        tables, values = self.tables, padded(positions)
+        statement = partial(delete_unheld, tables.hot, tables.holds, len(values))
+        return await self._count(("delivered", len(values)), statement, **listed(values))
+
+
+def read_dirty(transaction: Transaction, slots: Sequence[int], after: int, to: int, known: Sequence[int]) -> set[int]:
+    """The positions of all rows there are, committed or not."""
+    transaction.connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    return read_positions(transaction, slots, after, to, known)
+
+
+def read_positions(
+    transaction: Transaction, slots: Sequence[int], after: int, to: int, known: Sequence[int]
+) -> set[int]:
+    hot = transaction.tables.hot
+    region = and_(hot.c.slot.in_(slots), hot.c.position > after, hot.c.position <= to)
+    found = set(transaction.run(select(hot.c.position).where(region)).scalars())
+    if known:
+        found |= set(transaction.run(select(hot.c.position).where(hot.c.position.in_(known))).scalars())
+    return found

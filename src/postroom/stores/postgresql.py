@@ -1,0 +1,257 @@
+"""PostgreSQL 15 and later, through asyncpg or psycopg."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from sqlalchemy import ColumnElement, Insert, Table, any_, func, literal, select
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.schema import CreateSequence
+
+from ..clock import Clock
+from ..message import Message
+from ..ports import Beat, Leases, Range, Wakeup
+from .postgresql_bell import Doorbell, has_bell, listen_with_asyncpg, listen_with_psycopg, notify, set_bits
+from .postgresql_leases import read_renewal, renewal, values_of
+from .postgresql_statements import delete_unheld, select_lockers, select_news, select_slots, select_stragglers
+from .postgresql_writers import Locker, Snapshot
+from .schema import bell_channel
+from .sql import Polling, Rows
+from .sql_rows import Header, read_message
+from .sql_server import CONNECT_TIMEOUT, STATEMENT_TIMEOUT, ServerDialect, ServerStore
+from .sql_transaction import Transaction
+
+TIMEOUTS: dict[str, dict[str, Any]] = {
+    "asyncpg": {"timeout": CONNECT_TIMEOUT, "command_timeout": STATEMENT_TIMEOUT},
+    "psycopg": {"connect_timeout": int(CONNECT_TIMEOUT)},
+}
+SERVER_SETTINGS = {"application_name": "postroom", "default_transaction_isolation": "read committed"}
+CAREFUL: dict[str, dict[str, Any]] = {
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: "",
+    },
+    "psycopg": {"prepare_threshold": None},
+}
+"""What keeps a driver from preparing statements under a name."""
+
+SET_UP_LOCK = 0x706F7374726F70
+"""The advisory lock under which tables are created."""
+
+CONFLICTS = {"40001", "40P01"}
+"""Serialisation failure, deadlock."""
+MAY_PASS = ("08", "26000", "42P05", "53", "57P", "57014", "55P03", "40")
+"""Beginnings of SQLSTATEs: connection, prepared statements that a pooler lost, resources, shutdown and restart,
+cancelled, lock not available, conflicts."""
+
+REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "permission denied")
+"""What libpq says, without a SQLSTATE, when it is not let in."""
+
+log = logging.getLogger("postroom.stores")
+
+
+class PostgresqlDialect(ServerDialect):
+    @property
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        """Of the driver that is in use, if any."""
+        asyncpg, psycopg = sys.modules.get("asyncpg"), sys.modules.get("psycopg")
+        errors = [*super().driver_errors]
+        errors += [asyncpg.PostgresError, asyncpg.InterfaceError] if asyncpg else []
+        errors += [psycopg.Error] if psycopg else []
+        return tuple(errors)
+
+    def among(self, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
+        """As one array: the statement is the same for any number of values, and is prepared once."""
+        return column == any_(literal(list(values), ARRAY(column.type)))
+
+    def begin_set_up(self, transaction: Transaction) -> None:
+        transaction.run(select(func.pg_advisory_xact_lock(SET_UP_LOCK)))
+
+    def create(self, transaction: Transaction) -> None:
+        super().create(transaction)
+        transaction.run(CreateSequence(transaction.tables.bell, if_not_exists=True))
+
+    def is_complete(self, transaction: Transaction) -> bool:
+        return has_bell(transaction)
+
+    def insert_missing(self, table: Table) -> Insert:
+        return insert(table).on_conflict_do_nothing()
+
+    def is_unavailable(self, error: BaseException) -> bool:
+        return super().is_unavailable(error) or state_of(error).startswith(MAY_PASS)
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return state_of(error) in CONFLICTS
+
+    def is_table_missing(self, error: BaseException) -> bool:
+        return state_of(error) == "42P01"
+
+
+def state_of(error: BaseException) -> str:
+    """The SQLSTATE; a connection that broke without a word counts as one of those that say so."""
+    state = getattr(error, "sqlstate", None)
+    if state:
+        return state
+    is_refusal = any(word in str(error) for word in REFUSALS)
+    return "08006" if type(error).__name__ in ("InterfaceError", "OperationalError") and not is_refusal else ""
+
+
+class PostgresqlStore(ServerStore[Snapshot]):
+    """Reading and settling go straight to asyncpg, each one statement; everything else through SQLAlchemy."""
+
+    workers = 4
+    drivers = {  # noqa: RUF012 - nobody changes it
+        "postgresql": "postgresql+asyncpg",
+        "postgres": "postgresql+asyncpg",
+        "postgresql+asyncpg": "postgresql+asyncpg",
+        "postgresql+psycopg": "postgresql+psycopg",
+        "postgresql+psycopg_async": "postgresql+psycopg",
+    }
+    ask_interval = 0.05
+    ask_distance = 2_000
+    dialect = PostgresqlDialect()
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "default",
+        prefix: str | None = None,
+        schema: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(url, name=name, prefix=prefix, schema=schema, clock=clock)
+        self._is_pooled = True
+        self._has_warned = False
+
+    # --- open and close
+
+    async def _connect(self, create_tables: bool) -> None:
+        """A pooler that gives each transaction another server must not be sent prepared statements, nor a LISTEN: so
+        the first connection is a careful one."""
+        self._is_pooled = True
+        await super()._connect(create_tables)
+        with self._errors_translated():
+            async with self._opened().connect() as connection:
+                self._is_pooled = await _is_pooled(connection)
+        if not self._is_pooled:
+            await self._disconnect()
+            await super()._connect(create_tables)
+
+    def _create_engine(self) -> AsyncEngine:
+        arguments = CAREFUL[self._driver] if self._is_pooled else {}
+        return create_async_engine(
+            self._driver_url,
+            isolation_level="READ COMMITTED",
+            pool_size=self.workers + 2,
+            max_overflow=2,
+            pool_timeout=CONNECT_TIMEOUT,
+            connect_args=TIMEOUTS[self._driver] | arguments,
+        )
+
+    # --- past SQLAlchemy
+
+    def _goes_past_sqlalchemy(self) -> bool:
+        return self._driver == "asyncpg" and not self._is_pooled
+
+    async def _connect_driver(self) -> Any:
+        driver: Any = import_module(self._driver)
+        _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
+        if self._driver == "asyncpg":
+            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], server_settings=SERVER_SETTINGS)
+        return await driver.AsyncConnection.connect(**arguments, **TIMEOUTS["psycopg"], autocommit=True)
+
+    def _end_driver(self, connection: Any) -> None:
+        connection.terminate()
+
+    async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
+        return await connection.fetch(sql, *parameters)
+
+    # --- reading and settling
+
+    async def _ask(self) -> None:
+        covers, floor = self._stragglers.highest, self._stragglers.covered
+        found = await self._lockers()
+        lockers = {name: Locker(floor, frozenset(numbers)) for name, numbers in found.items()}
+        self._stragglers.answered(covers, lockers)
+
+    async def _lockers(self) -> Mapping[str, Sequence[int]]:
+        prepared = self._prepare("lockers", lambda: select_lockers(self.tables.hot))
+        rows = await self._driver_rows(
+            prepared.sql, prepared.bind({"ours": [each.get_server_pid() for each in self._drivers.all]})
+        )
+        return {name: numbers or () for name, numbers in rows}
+
+    async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Snapshot, datetime, list[Message]]:
+        again = any(asked.low < asked.after for asked in ranges)
+        prepared = self._prepare(("slots", again), lambda: select_slots(self.tables.hot, again))
+        rows = await self._driver_rows(prepared.sql, prepared.bind({**_arrays(ranges), "limit": limit}))
+        header = Header.read(rows[0])
+        return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows[1:]]
+
+    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Snapshot, list[Message]]:
+        prepared = self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
+        rows = await self._driver_rows(prepared.sql, prepared.bind(_arrays(ranges)))
+        return Snapshot.parse(Header.read(rows[0]).word), [read_message(row) for row in rows[1:]]
+
+    async def _delete_hot(self, positions: Sequence[int]) -> int:
+        statement = partial(delete_unheld, self.tables.hot, self.tables.holds)
+        return await self._count("delivered", statement, positions=positions)
+
+    # --- what an idle relay does: one statement each
+
+    async def renew(self, beat: Beat) -> Leases:
+        prepared = self._prepare("renewal", lambda: renewal(self.tables, self._clock is not None))
+        values = values_of(beat) | ({"now": self._clock.now()} if self._clock else {})
+        return read_renewal(beat, await self._driver_rows(prepared.sql, prepared.bind(values)))
+
+    async def _look(self, ranges: Sequence[Range]) -> Collection[int]:
+        prepared = self._prepare("glance", lambda: select_news(self.tables, self._clock is not None))
+        values = _arrays(ranges) | ({"now": self._clock.now()} if self._clock else {})
+        return [slot for (slot,) in await self._driver_rows(prepared.sql, prepared.bind(values))]
+
+    # --- waking up
+
+    @asynccontextmanager
+    async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
+        async with AsyncExitStack() as stack:
+            yield await self._doorbell(stack) or Polling()
+
+    async def _doorbell(self, stack: AsyncExitStack) -> Doorbell | None:
+        if self._is_pooled or not await self._read(has_bell):
+            self._warn_once("there is no doorbell" if not self._is_pooled else "the database is behind a pooler")
+            return None
+        listen = listen_with_asyncpg if self._driver == "asyncpg" else listen_with_psycopg
+        with self._errors_translated():
+            listener = await stack.enter_async_context(listen(self._connect_driver, bell_channel(self.tables)))
+        doorbell = Doorbell(listener, partial(self._write, set_bits))
+        if not await doorbell.works(partial(self._write, notify)):
+            self._warn_once("a notification of our own did not come back: is there a pooler?")
+            return None
+        return doorbell
+
+    def _warn_once(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("%s: %s; looking for messages every poll_interval instead", self._shown_url, reason)
+
+
+async def _is_pooled(connection: AsyncConnection) -> bool:
+    """A pooler makes up the process id that the connection is told at its start."""
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
+    return told != (await connection.execute(select(func.pg_backend_pid()))).scalar_one()
+
+
+def _arrays(ranges: Sequence[Range]) -> dict[str, list[int]]:
+    slots, afters, limits, lows = zip(*ranges, strict=True)
+    return {"slots": list(slots), "afters": list(afters), "limits": list(limits), "lows": list(lows)}

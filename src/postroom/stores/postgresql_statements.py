@@ -1,0 +1,149 @@
+"""The statements of the hot path on PostgreSQL: each is one round trip and, by itself, one transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Integer,
+    Select,
+    SelectBase,
+    SmallInteger,
+    Table,
+    TableValuedAlias,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    table,
+    true,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, OID
+
+from .schema import Moment, Tables, db_now
+from .sql_read import has_work
+from .sql_rows import after_header, message_columns
+
+__all__ = ["delete_unheld", "select_lockers", "select_news", "select_slots", "select_stragglers"]
+
+
+def select_slots(hot: Table, again: bool) -> SelectBase:
+    """A header, and for each slot one range of an index: over several slots at once it would walk the rows of others.
+    With `again`, all rows above `lows` besides."""
+    asked = _asked()
+    new = _rows(hot, asked, hot.c.position > asked.c.after).limit(asked.c.rows).lateral("new")
+    lowest = _joined(asked, new).order_by(new.c.position).limit(bindparam("limit", type_=Integer)).subquery("lowest")
+    return _after_header(hot, select(lowest), *([_stragglers(hot)] if again else []))
+
+
+def select_stragglers(hot: Table) -> SelectBase:
+    """A header, and all rows above `lows` and not above `afters`."""
+    return _after_header(hot, _stragglers(hot))
+
+
+def _stragglers(hot: Table) -> Select[*tuple[Any, ...]]:
+    asked = _asked()
+    between = and_(hot.c.position > asked.c.low, hot.c.position <= asked.c.after)
+    return _joined(asked, _rows(hot, asked, between).lateral("late"))
+
+
+def _after_header(hot: Table, *parts: SelectBase) -> SelectBase:
+    return after_header(hot, cast(func.pg_current_snapshot(), Text), *parts)
+
+
+def _asked() -> TableValuedAlias:
+    arrays = [_array("slots", SmallInteger), _array("afters", BigInteger), _array("limits", Integer)]
+    return (
+        func.unnest(*arrays, _array("lows", BigInteger))
+        .table_valued(
+            column("slot", SmallInteger),
+            column("after", BigInteger),
+            column("rows", Integer),
+            column("low", BigInteger),
+        )
+        .render_derived("asked")
+    )
+
+
+def _array(name: str, type: Any) -> ColumnElement[Any]:
+    return bindparam(name, type_=ARRAY(type))
+
+
+def _rows(hot: Table, asked: TableValuedAlias, condition: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    return select(*message_columns(hot)).where(hot.c.slot == asked.c.slot, condition).order_by(hot.c.position)
+
+
+def _joined(asked: TableValuedAlias, rows: Any) -> Select[*tuple[Any, ...]]:
+    return select(*rows.c).select_from(asked.join(rows, true()))
+
+
+LOCKS = table(
+    "pg_locks", column("virtualtransaction", Text), column("locktype", Text), column("mode", Text),
+    column("granted", Boolean), column("pid", Integer), column("database", OID), column("relation", OID),
+    column("transactionid", Text), schema="pg_catalog",
+)  # fmt: skip
+DATABASES = table("pg_database", column("oid", OID), column("datname", Text), schema="pg_catalog")
+
+
+def select_lockers(hot: Table) -> Select[*tuple[Any, ...]]:
+    """Who has the hot table locked for writing: the name of the transaction, and its numbers if it has any.
+
+    One look at the locks gives both. Left out are our own connections of the hot path, which insert nothing.
+    """
+    number = cast(cast(LOCKS.c.transactionid, Text), BigInteger)
+    is_own = and_(_is(LOCKS.c.locktype, "transactionid"), _is(LOCKS.c.mode, "ExclusiveLock"))
+    is_foreign = or_(LOCKS.c.pid.is_(None), LOCKS.c.pid != func.all(_array("ours", Integer)))
+    return (
+        select(LOCKS.c.virtualtransaction, func.array_agg(number).filter(is_own))
+        .where(is_foreign)
+        .group_by(LOCKS.c.virtualtransaction)
+        .having(func.bool_or(_locks_for_writing(hot)))
+    )
+
+
+def _locks_for_writing(hot: Table) -> ColumnElement[bool]:
+    here = select(DATABASES.c.oid).where(DATABASES.c.datname == func.current_database()).scalar_subquery()
+    return and_(
+        _is(LOCKS.c.locktype, "relation"),
+        _is(LOCKS.c.mode, "RowExclusiveLock"),
+        LOCKS.c.database == here,
+        LOCKS.c.relation == func.to_regclass(_quoted(hot)),
+        LOCKS.c.granted,
+    )
+
+
+def _is(item: ColumnElement[str], word: str) -> ColumnElement[bool]:
+    return item == literal_column(f"'{word}'", Text)
+
+
+def _quoted(hot: Table) -> ColumnElement[str]:
+    names = [name for name in (hot.schema, hot.name) if name]
+    return literal_column(
+        "'" + ".".join('"{}"'.format(name.replace('"', '""')) for name in names).replace("'", "''") + "'"
+    )
+
+
+def select_news(tables: Tables, clocked: bool) -> Select[*tuple[Any, ...]]:
+    """The slots in which there is something to do."""
+    asked = _asked()
+    now: ColumnElement[Any] = bindparam("now", type_=Moment) if clocked else db_now()
+    return select(asked.c.slot).where(has_work(tables, asked, now))
+
+
+def delete_unheld(hot: Table, holds: Table) -> SelectBase:
+    """Delete delivered rows, none if one of them holds its key; how many were deleted."""
+    listed = any_(_array("positions", BigInteger))
+    is_held = exists().where(holds.c.position == listed)
+    gone = delete(hot).where(hot.c.position == listed, ~is_held).returning(hot.c.position).cte("gone")
+    return select(func.count()).select_from(gone)

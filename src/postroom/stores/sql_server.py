@@ -1,0 +1,220 @@
+"""What stores on database servers share: many writers at once, and a network in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import URL, ClauseElement, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import TimeoutError as SQLAlchemyTimeout
+
+from ..clock import Clock
+from ..errors import ConfigurationError
+from ..message import Message
+from ..ports import Fetched, Range, Settled, Settlement
+from ..redact import redact
+from .drivers import Drivers
+from .sql import Rows, SqlStore, uninterrupted
+from .sql_settle import is_plain
+from .sql_transaction import SqlDialect, Transaction
+from .stragglers import Evidence, Stragglers
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT = 10.0
+STATEMENT_TIMEOUT = 30.0
+
+STALE_AFTER = 1.0
+"""Seconds after which it is asked again whether known writers are still there."""
+
+
+class ServerStore(SqlStore, Generic[Evidence]):
+    """Subclasses say how to connect, how to ask who is writing, and how to read."""
+
+    drivers: Mapping[str, str]
+    """What a URL may begin with, and what that means to SQLAlchemy."""
+
+    ask_interval: float
+    """Seconds between asks while there is something new."""
+    ask_distance: int
+    """After so many new positions it is asked even sooner."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "default",
+        prefix: str | None = None,
+        schema: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(url, name=name, prefix=prefix, schema=schema, clock=clock)
+        self._driver_url = self._choose_driver(url)
+        self._drivers = Drivers(self._connect_driver, self._end_driver)
+        self._stragglers = Stragglers[Evidence]()
+        self._asked_at = 0.0
+        self._is_asking = False
+
+    # --- connections
+
+    @property
+    def _driver(self) -> str:
+        return self._driver_url.get_driver_name()
+
+    def _choose_driver(self, text: str) -> URL:
+        try:
+            url = make_url(text)
+        except ArgumentError as error:
+            raise ConfigurationError(f"{redact(text)!r} is not the URL of a database") from error
+        name = self.drivers.get(url.drivername, url.drivername)
+        if name not in self.drivers.values():
+            known = ", ".join(sorted(set(self.drivers.values())))
+            raise ConfigurationError(f"{redact(text)}: a relay needs an asynchronous driver, one of {known}")
+        return url.set(drivername=name)
+
+    async def _connect(self, create_tables: bool) -> None:
+        self._stragglers = Stragglers[Evidence]()
+        self._drivers = Drivers(self._connect_driver, self._end_driver)
+        await super()._connect(create_tables)
+
+    async def _disconnect(self) -> None:
+        self._drivers.close()
+        await super()._disconnect()
+
+    async def _try(self, write: bool, work: Callable[[Transaction], T]) -> T:
+        async with asyncio.timeout(STATEMENT_TIMEOUT):
+            return await super()._try(write, work)
+
+    def _goes_past_sqlalchemy(self) -> bool:
+        return True
+
+    async def _driver_rows(self, sql: str, parameters: Any) -> Rows:
+        if not self._goes_past_sqlalchemy():
+            return await super()._driver_rows(sql, parameters)
+        with self._errors_translated():
+            return await self._insist(lambda: self._run_driver(sql, parameters))
+
+    async def _run_driver(self, sql: str, parameters: Any) -> Rows:
+        async with asyncio.timeout(STATEMENT_TIMEOUT), self._drivers.borrow() as connection:
+            return await self._run_on(connection, sql, parameters)
+
+    async def _count(self, name: object, statement: Callable[[], ClauseElement], **values: Any) -> int:
+        """Run a statement of the hot path whose one answer is a number."""
+        prepared = self._prepare(name, statement)
+        [(count,)] = await self._driver_rows(prepared.sql, prepared.bind(values))
+        return count
+
+    @abstractmethod
+    async def _connect_driver(self) -> Any:
+        """A connection whose statements are transactions of their own, at READ COMMITTED."""
+
+    @abstractmethod
+    def _end_driver(self, connection: Any) -> None:
+        """Let go of it, without waiting for anything."""
+
+    @abstractmethod
+    async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
+        """Its rows; for a statement that has none, one row with the number of rows it changed."""
+
+    # --- reading
+
+    async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
+        if not ranges:
+            return Fetched([], 0, await self._now())
+        await self._ask_if_due()
+        stragglers = self._stragglers
+        reading = stragglers.begin(asked.slot for asked in ranges)
+        try:
+            evidence, now, messages = await self._read_slots(looking_again(ranges, reading.lows), limit)
+            # What is read again is read later, and may show that yet another writer is over.
+            while (floor := stragglers.end(reading, _highest(messages), evidence)) is not None:
+                lower = looking_again(ranges, dict.fromkeys(reading.lows, floor))
+                evidence, late = await self._read_stragglers(having_read(lower, messages))
+                messages = in_order([*messages, *late])
+        except BaseException:
+            stragglers.give_up(reading)
+            raise
+        return Fetched(messages, stragglers.horizon(reading), self._clock.now() if self._clock else now)
+
+    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
+        expected = [asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)]
+        return expected or (await self._look(ranges) if ranges else ())
+
+    @abstractmethod
+    async def _look(self, ranges: Sequence[Range]) -> Collection[int]:
+        """A glance at what is committed."""
+
+    async def _ask_if_due(self) -> None:
+        """One at a time: answers that overtake each other would tell of writers that are over, and hide new ones."""
+        if self._is_asking or not self._must_ask():
+            return
+        self._is_asking, self._asked_at = True, time.monotonic()
+        try:
+            await self._ask()
+        finally:
+            self._is_asking = False
+
+    def _must_ask(self) -> bool:
+        ago, stragglers = time.monotonic() - self._asked_at, self._stragglers
+        if ago >= STALE_AFTER and stragglers.writers:
+            return True
+        return stragglers.highest - stragglers.covered >= (1 if ago >= self.ask_interval else self.ask_distance)
+
+    @abstractmethod
+    async def _ask(self) -> None:
+        """Find out who is writing, and tell the stragglers."""
+
+    @abstractmethod
+    async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Any, datetime, list[Message]]:
+        """What tells who is over, the time, and the rows of the ranges in order: new ones, and all above `low`."""
+
+    @abstractmethod
+    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Any, list[Message]]:
+        """What tells who is over, and all rows above `low` and not above `after`."""
+
+    # --- settling
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        if is_plain(settlement):
+            positions = sorted(message.position for message in settlement.delivered)
+            if await uninterrupted(self._delete_hot(positions)) == len(positions):
+                return Settled()
+            # Not all there was to do: settling them again in full does the rest.
+        return await super().settle(settlement)
+
+    @abstractmethod
+    async def _delete_hot(self, positions: Sequence[int]) -> int:
+        """Delete the rows at these positions, none of them if one holds its key; how many."""
+
+
+class ServerDialect(SqlDialect):
+    @property
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        return (OSError, TimeoutError, SQLAlchemyTimeout)
+
+    def is_unavailable(self, error: BaseException) -> bool:
+        return isinstance(error, (OSError, TimeoutError, SQLAlchemyTimeout))
+
+
+def looking_again(ranges: Sequence[Range], lows: Mapping[int, int]) -> list[Range]:
+    return [asked._replace(low=max(asked.low, lows[asked.slot])) for asked in ranges]
+
+
+def having_read(ranges: Sequence[Range], messages: Sequence[Message]) -> list[Range]:
+    reached = {message.slot: message.position for message in messages}
+    return [asked._replace(after=max(asked.after, reached.get(asked.slot, 0))) for asked in ranges]
+
+
+def _highest(messages: Sequence[Message]) -> int:
+    return max((message.position for message in messages), default=0)
+
+
+def in_order(messages: Sequence[Message]) -> list[Message]:
+    """By position, each once."""
+    found = {message.position: message for message in messages}
+    return [found[position] for position in sorted(found)]

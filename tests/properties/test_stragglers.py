@@ -1,0 +1,251 @@
+"""Writers that overlap in every way, and readers that are interrupted at every point: nothing is missed or late.
+
+The store's own `fetch` runs over a model of PostgreSQL: positions come from a sequence, rows show at commit, a
+transaction has the table locked from before it takes a position until after its end, and gets a number only when it
+writes its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import pytest
+
+from postroom.message import Message
+from postroom.ports import Fetched, Range
+from postroom.stores.postgresql import PostgresqlStore
+from postroom.stores.postgresql_writers import Snapshot
+
+SLOTS = (0, 1, 2)
+KEYS = {0: ("a", "b"), 1: ("c", "d"), 2: ("e",)}
+FIRST_NUMBER = 2**32 - 3
+"""So that the 32 bits which locks show wrap round in the middle of a history."""
+
+
+class Interruption:
+    """Whatever else happens, happens while a statement is on its way."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+@dataclass(eq=False)
+class Transaction:
+    name: str
+    number: int | None = None
+    taken: tuple[int, int, str] | None = None
+    """A position that its row does not have yet, with slot and key."""
+    rows: list[tuple[int, int, str]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+
+    @property
+    def has_locked(self) -> bool:
+        return self.taken is not None or bool(self.rows)
+
+
+class Database:
+    def __init__(self) -> None:
+        self.position = 0
+        self.number = FIRST_NUMBER
+        self.begun = 0
+        self.open: list[Transaction] = []
+        self.visible: dict[int, tuple[int, str]] = {}
+
+    def begin(self) -> None:
+        self.begun += 1
+        self.open.append(Transaction(f"{self.begun % 3}/{self.begun}"))
+
+    def take_position(self, transaction: Transaction, slot: int, key: str) -> None:
+        """Whoever adds a message of a key has locked its aggregate, until the end of the transaction."""
+        if any(key in other.keys for other in self.open if other is not transaction):
+            return
+        transaction.keys.add(key)
+        self.position += 1
+        transaction.taken = (self.position, slot, key)
+
+    def write_row(self, transaction: Transaction) -> None:
+        assert transaction.taken is not None
+        if transaction.number is None:
+            self.number += 1
+            transaction.number = self.number
+        transaction.rows.append(transaction.taken)
+        transaction.taken = None
+
+    def end(self, transaction: Transaction, commit: bool) -> None:
+        self.open.remove(transaction)
+        if commit:
+            self.visible |= {position: (slot, key) for position, slot, key in transaction.rows}
+
+    def snapshot(self) -> str:
+        running = sorted(each.number for each in self.open if each.number is not None)
+        # What is above the last number that was ended is never listed, though it may run.
+        return f"{min(running, default=self.number + 1)}:{self.number + 1}:{','.join(map(str, running))}"
+
+    def locks(self) -> dict[str, list[int]]:
+        return {
+            each.name: [] if each.number is None else [each.number % 2**32] for each in self.open if each.has_locked
+        }
+
+
+class ModelStore(PostgresqlStore):
+    """Its statements answer from the model, and may be interrupted before and after."""
+
+    def __init__(self, database: Database, choose: Any) -> None:
+        super().__init__("postgresql://nowhere")
+        self.database = database
+        self._choose = choose
+
+    def _must_ask(self) -> bool:
+        return self._choose()
+
+    async def _lockers(self) -> Mapping[str, Sequence[int]]:
+        await Interruption()
+        found = self.database.locks()
+        await Interruption()
+        return found
+
+    async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Snapshot, datetime, list[Message]]:
+        await Interruption()
+        snapshot = Snapshot.parse(self.database.snapshot())
+        new = [message for asked in ranges for message in self._between(asked.slot, asked.after)[: asked.limit]]
+        found = sorted([*self._late(ranges), *new], key=lambda message: message.position)
+        await Interruption()
+        return snapshot, datetime.now(UTC), found
+
+    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Snapshot, list[Message]]:
+        await Interruption()
+        found = Snapshot.parse(self.database.snapshot()), self._late(ranges)
+        await Interruption()
+        return found
+
+    def _late(self, ranges: Sequence[Range]) -> list[Message]:
+        return [message for asked in ranges for message in self._between(asked.slot, asked.low, asked.after)]
+
+    def _between(self, slot: int, after: int, to: int = 2**62) -> list[Message]:
+        rows = sorted(self.database.visible.items())
+        return [
+            Message(topic="t", key=key, position=position, slot=slot)
+            for position, (of, key) in rows
+            if of == slot and after < position <= to
+        ]
+
+
+class Reader:
+    """What a pump does with its slots: it remembers how far it read and what it was told cannot appear any more."""
+
+    def __init__(self, store: ModelStore, slots: Sequence[int]) -> None:
+        self.store = store
+        self.slots = slots
+        self.cursors = dict.fromkeys(slots, 0)
+        self.horizons = dict.fromkeys(slots, 0)
+        self.taken: dict[str, list[int]] = {}
+        self.fetching: Coroutine[Any, Any, Fetched] | None = None
+
+    def step(self, limit: int) -> None:
+        if self.fetching is None:
+            ranges = [Range(slot, self.cursors[slot], limit, self.horizons[slot]) for slot in self.slots]
+            self.fetching = self.store.fetch(ranges)
+        try:
+            self.fetching.send(None)
+        except StopIteration as stop:
+            self.fetching = None
+            self._take(stop.value)
+
+    def cancel(self) -> None:
+        if self.fetching is not None:
+            self.fetching.close()
+            self.fetching = None
+
+    def finish(self, limit: int = 100) -> None:
+        self.step(limit)
+        while self.fetching is not None:
+            self.step(limit)
+
+    def _take(self, fetched: Fetched) -> None:
+        for message in fetched.messages:
+            queue = self.taken.setdefault(str(message.key), [])
+            if message.position in queue:
+                continue
+            mark = min(self.cursors[message.slot], self.horizons[message.slot])
+            assert message.position > mark, "a row appeared below the mark"
+            assert not queue or message.position > queue[-1], f"{message.position} of {message.key} came late"
+            queue.append(message.position)
+            self.cursors[message.slot] = max(self.cursors[message.slot], message.position)
+        for slot in self.slots:
+            self.horizons[slot] = max(self.horizons[slot], fetched.horizon)
+
+    def deliver(self) -> None:
+        for queue in self.taken.values():
+            for position in queue:
+                self.store.database.visible.pop(position, None)
+
+
+class History:
+    """Drawn from a seed, and not by Hypothesis: tens of thousands of steps a second find what its few would not."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.database = Database()
+        asking = self.random.choice((0.05, 0.3, 0.8))
+        store = ModelStore(self.database, lambda: self.random.random() < asking)
+        self.readers = [Reader(store, (0, 1)), Reader(store, (2,))]
+        self.patience = self.random.choice((0.05, 0.3, 0.8))
+        """How likely a transaction is to end when it could write on."""
+        self.committed: set[int] = set()
+
+    def step(self) -> None:
+        match self.random.choice("wwwwwrrrrrrrrrrrrdc"):
+            case "w":
+                self.write()
+            case "d":
+                self.random.choice(self.readers).deliver()
+            case "c":
+                self.random.choice(self.readers).cancel()
+            case _:
+                self.random.choice(self.readers).step(self.random.randint(1, 3))
+
+    def write(self) -> None:
+        if not self.database.open or (len(self.database.open) < 4 and self.random.random() < 0.3):
+            self.database.begin()
+            return
+        transaction = self.random.choice(self.database.open)
+        if transaction.taken is not None:
+            self.database.write_row(transaction)
+        elif transaction.rows and self.random.random() < self.patience:
+            self.end(transaction, self.random.random() < 0.8)
+        elif len(transaction.rows) < 3:
+            slot = self.random.choice(SLOTS)
+            self.database.take_position(transaction, slot, self.random.choice(KEYS[slot]))
+
+    def end(self, transaction: Transaction, commit: bool) -> None:
+        self.database.end(transaction, commit)
+        if commit:
+            self.committed |= {position for position, _, _ in transaction.rows}
+
+    def settle(self) -> None:
+        """Everybody comes to an end, and the readers look twice more."""
+        for transaction in list(self.database.open):
+            if transaction.taken is not None:
+                self.database.write_row(transaction)
+            self.end(transaction, True)
+        for reader in self.readers:
+            reader.cancel()
+            reader.finish()
+            reader.finish()
+
+    def taken(self) -> set[int]:
+        return {position for reader in self.readers for queue in reader.taken.values() for position in queue}
+
+
+@pytest.mark.parametrize("hundred", range(20))
+def test_no_straggler_is_missed_or_comes_late_however_writers_and_readers_overlap(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history = History(seed)
+        for _ in range(300):
+            history.step()
+        history.settle()
+        assert history.taken() == history.committed, f"rows were missed with seed {seed}"
