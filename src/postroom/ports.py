@@ -61,6 +61,10 @@ class Batch(Protocol):
         """
         ...
 
+    def confirm_all(self) -> None:
+        """Say that the destination has confirmed every message that was not answered yet; quicker than one by one."""
+        ...
+
     def may_start(self) -> bool:
         """Whether another message may still be handed to the wire: False once its time-out could end after the lease
         does. A publisher that works through a batch piece by piece asks before each piece and answers

@@ -224,6 +224,23 @@ def test_a_role_that_may_only_insert_can_write_and_does_not_ring(postgresql: str
         owner.rollback()
 
 
+async def test_a_pooler_that_gives_each_transaction_another_session_does_no_harm(empty_database: Database) -> None:
+    url = empty_database("pgbouncer")
+    outbox = Outbox(order="strict")
+    with psycopg.connect(url, prepare_threshold=None) as connection:
+        for number in range(3):
+            outbox.add(connection, "orders", b"%d" % number, key="a", idempotency_key=f"{number}")
+            connection.commit()
+        assert connection.execute("SELECT max(sequence) FROM postroom_outbox").fetchone() == (3,)
+    connection = await asyncpg.connect(url, statement_cache_size=0)
+    async with connection.transaction():
+        message = await outbox.add_async(connection, "orders", key="a", idempotency_key="0")
+        await outbox.add_many_async(connection, [Message(topic="orders", key="a") for _ in range(10)])
+    assert message.duplicate is True
+    assert await connection.fetchval("SELECT max(sequence) FROM postroom_outbox") == 13
+    await connection.close()
+
+
 def test_an_error_about_another_table_is_passed_on(postgresql: str) -> None:
     outbox = Outbox()
     with psycopg.connect(postgresql) as connection:

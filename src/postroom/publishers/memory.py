@@ -58,7 +58,7 @@ class MemoryPublisher:
             self._take_by_rules(batch)
         else:
             self._keep_newest(batch.messages)
-            _answer(batch, batch.messages, None)
+            batch.confirm_all()
 
     async def close(self) -> None:
         """Nothing to let go of: what was delivered stays to be looked at."""

@@ -70,6 +70,13 @@ class Breaker:
         self._close()
         return True
 
+    def succeed(self, count: int) -> bool:
+        """Note so many deliveries, if nothing but their number matters: all is well, and nobody is suspected."""
+        if self.suspects or self.streak or self.state != "closed" or self.allowance != float("inf"):
+            return False
+        self.successes += count
+        return True
+
     def unavailable(
         self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
     ) -> bool:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ..message import Message
 from ..ports import Fetched, Gate, Range
 from .gates import HeldKey, Slot
-from .memory import lane_name
 from .outlet import Lane, Outlet
 from .verdicts import Verdicts
 
@@ -50,13 +49,14 @@ class Reading(Verdicts):
         counts = dict.fromkeys((asked.slot for asked in ranges), 0)
         slots, known = self.slots, self._known
         for message in fetched.messages:
-            counts[message.slot] += 1
-            slot = slots.get(message.slot)
-            if slot is None or (slot.rewind_to is not None and message.position > slot.rewind_to):
+            number, position = message.slot, message.position
+            counts[number] += 1
+            slot = slots.get(number)
+            if slot is None or (slot.rewind_to is not None and position > slot.rewind_to):
                 continue  # what lies beyond a rewind is read again, in order
-            if message.position > slot.cursor:
-                slot.cursor = message.position
-            if message.position not in known and not slot.leaving:
+            if position > slot.cursor:
+                slot.cursor = position
+            if position not in known and not slot.leaving:
                 self._admit(message, slot, now)
         cut_off = len(fetched.messages) >= limit
         for asked in ranges:
@@ -107,7 +107,7 @@ class Reading(Verdicts):
                 self._open(held)
             elif not self._expires(message, self.slots[message.slot], now) and message.position not in self._known:
                 message.attempt = held.attempts + 1
-                self._enter(message, self.slots[message.slot])
+                self._enter(message, self.slots[message.slot], *self._topic(message))
 
     def parked_wants(self) -> list[tuple[Gate, int, int]]:
         """Which parked rows to read: (gate, after, limit)."""
@@ -158,12 +158,13 @@ class Reading(Verdicts):
             if held is not None:
                 self._skip(held, message, slot, now)
                 return
-        if slot.closed_topics or self._paused or self._is_closed(message):
+        outlet, latest_only = self._topics.get((message.topic, message.type)) or self._topic(message)
+        if slot.closed_topics or self._paused or outlet.in_memory >= 2 * self._window:
             closed = self._closed_topic(message, slot, now)
             if closed is not None:
                 self._skip(closed, message, slot, now)
                 return
-        self._enter(message, slot)
+        self._enter(message, slot, outlet, latest_only)
 
     def _admit_parked(self, gate: Gate, message: Message, slot: Slot, now: float) -> None:
         if message.expires_at is not None and self._expires(message, slot, now):
@@ -174,15 +175,15 @@ class Reading(Verdicts):
                 self._park(held, message)
             return
         self._from_parked.add(message.position)
-        self._enter(message, slot)
+        self._enter(message, slot, *self._topic(message))
 
-    def _enter(self, message: Message, slot: Slot) -> None:
-        outlet, latest_only = self._topic(message)
-        name = lane_name(message)
+    def _enter(self, message: Message, slot: Slot, outlet: Outlet, latest_only: bool) -> None:
+        name = message.position if message.key is None else (message.topic, message.key)
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = self._new_lane(name, slot.number, message.topic, outlet, latest_only)
-        self._record(message, slot)
+        self._known[message.position] = slot
+        slot.count += 1
         outlet.in_memory += 1
         if latest_only and lane.waiting and message.sequence is None:  # a dense sequence must have no gaps
             self._supersede(lane)

@@ -59,7 +59,9 @@ def read_message(row: Sequence[Any]) -> Message:
     message.payload = payload if payload.__class__ is bytes else _as_bytes(payload)
     message.headers = {} if headers is None else read_headers(headers)
     message.attempt = attempts + 1
-    message.created_at = read_moment(created_at)
+    message.created_at = (
+        created_at if created_at.__class__ is datetime and created_at.tzinfo else read_moment(created_at)
+    )
     message.expires_at = None if expires_at is None else read_moment(expires_at)
     message.idempotency_key = message.deliver_at = message.delay = message.duplicate = None
     message.epoch = 0

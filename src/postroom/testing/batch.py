@@ -37,6 +37,10 @@ class RecordingBatch:
         else:
             self.answers[message.id] = error
 
+    def confirm_all(self) -> None:
+        for message in self.unanswered:
+            self.answer(message)
+
     def may_start(self) -> bool:
         self.asked += 1
         return self._starts is None or self.asked <= self._starts
