@@ -93,6 +93,11 @@ class Destination:
         world = self._world
         if world.hanging:
             await self._hang()
+        if not (world.down or world.poison or world.refusing):
+            for message in batch.messages:
+                world.receive(message, self._dead)
+            batch.confirm_all()
+            return
         failed: set[tuple[str, str]] = set()
         for message in batch.messages:
             lane = (message.topic, message.key or message.id)

@@ -7,19 +7,30 @@ import shutil
 import tempfile
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import psycopg
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from postroom.errors import StoreUnavailable
 from postroom.message import Message
 from postroom.outbox import Outbox
 from postroom.ports import Query, Store
 from postroom.stores.memory import MemoryStore
+from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.sqlite import SqliteStore
 from postroom.testing.clock import FakeClock
+from tests import services
+from tests.conftest import server_url
 
 from .relay_model import BLOCK, TOPICS, Crash, SimulatedRelay, World, live, owners, turn_the_loop
 
@@ -308,6 +319,55 @@ class SqliteRelayMachine(RelayMachine):
         finally:
             self.connection.close()
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class PostgresqlRelayMachine(RelayMachine):
+    """The same over PostgreSQL, all histories in one database."""
+
+    url: ClassVar[str]
+
+    def make_store(self) -> Store:
+        self.store_url = self.url
+        self.connection = psycopg.connect(self.url)
+        tables = ", ".join(table.name for table in self.outbox.tables.all())
+        self.outbox.create_tables(self.connection)
+        self.connection.execute(f"TRUNCATE {tables}")
+        self.connection.commit()
+        return PostgresqlStore(self.url, clock=self.clock)
+
+    def write(self, messages: list[Message], *, commit: bool) -> None:
+        self.outbox.add_many(self.connection, messages)
+        if commit:
+            self.connection.commit()
+        else:
+            self.connection.rollback()
+
+    def dead_ids(self) -> set[str]:
+        found = {row[0] for row in self.connection.execute("SELECT id FROM postroom_dead")}
+        self.connection.rollback()
+        return found
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.connection.close()
+
+
+def test_a_relay_over_postgresql() -> None:
+    server_url("postgresql-15")
+    with services.fresh_database("postgresql-15") as url:
+        PostgresqlRelayMachine.url = url
+        run_state_machine_as_test(
+            PostgresqlRelayMachine,
+            settings=settings(
+                max_examples=8,
+                stateful_step_count=30,
+                deadline=None,
+                suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
+                phases=PHASES,
+            ),
+        )
 
 
 TestRelayOverMemory = RelayMachine.TestCase

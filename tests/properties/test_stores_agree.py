@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import delete, insert, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from postroom.message import Message, new_id, slot_of
 from postroom.ports import Beat, Dead, Entry, Gate, Hold, Lease, Query, Range, Refund, Retry, Settlement, Store
 from postroom.stores.memory import MemoryStore
+from postroom.stores.mysql import MysqlStore
+from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.schema import define_tables
+from postroom.stores.sql import SqlStore
 from postroom.stores.sqlite import SqliteStore
 from postroom.testing import FakeClock
+from tests import services
+from tests.conftest import server_url
 
 MANY = 1000
 TABLES = define_tables()
@@ -50,28 +56,42 @@ class Pair(NamedTuple):
     subject: Message
 
 
-@pytest.fixture(scope="module", autouse=True)
-def subject() -> Iterator[None]:
-    """One database for all histories: preparing its statements takes longer than running them."""
-    StoresAgree.loop = asyncio.new_event_loop()
-    StoresAgree.clock = FakeClock()
-    StoresAgree.subject = SqliteStore("sqlite://", clock=StoresAgree.clock)
-    StoresAgree.loop.run_until_complete(StoresAgree.subject.open())
-    yield
-    StoresAgree.loop.run_until_complete(StoresAgree.subject.close())
-    StoresAgree.loop.close()
+@contextmanager
+def sqlite_store(clock: FakeClock) -> Iterator[SqlStore]:
+    yield SqliteStore("sqlite://", clock=clock)
 
 
-async def empty(store: SqliteStore) -> None:
-    async with store.transaction() as connection:
+@contextmanager
+def postgresql_store(clock: FakeClock) -> Iterator[SqlStore]:
+    server_url("postgresql-15")
+    with services.fresh_database("postgresql-15") as url:
+        yield PostgresqlStore(url, clock=clock)
+
+
+@contextmanager
+def mysql_store(clock: FakeClock) -> Iterator[SqlStore]:
+    server_url("mariadb")
+    with services.fresh_database("mariadb") as url:
+        yield MysqlStore(url, clock=clock)
+
+
+@asynccontextmanager
+async def writing_to(store: SqlStore) -> AsyncIterator[AsyncConnection]:
+    begun = store.transaction() if isinstance(store, SqliteStore) else store._opened().begin()
+    async with begun as connection:
+        yield connection
+
+
+async def empty(store: SqlStore) -> None:
+    async with writing_to(store) as connection:
         await connection.execute(update(TABLES.leases).values(owner=None, expires_at=None, epoch=0, mark=0))
         for table in TABLES.all():
             if table not in (TABLES.leases, TABLES.meta):
                 await connection.execute(delete(table))
 
 
-async def insert_into_sqlite(store: SqliteStore, messages: Sequence[Message], now: datetime) -> None:
-    async with store.transaction() as connection:
+async def insert_into(store: SqlStore, messages: Sequence[Message], now: datetime) -> None:
+    async with writing_to(store) as connection:
         for message in messages:
             columns = {
                 "slot": slot_of(message.key, message.id),
@@ -153,7 +173,7 @@ async def seen_by_operators(store: Store) -> dict[str, Any]:
 class StoresAgree(RuleBasedStateMachine):
     loop: asyncio.AbstractEventLoop
     clock: FakeClock
-    subject: SqliteStore
+    subject: SqlStore
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +214,7 @@ class StoresAgree(RuleBasedStateMachine):
         with self.model.begin() as transaction:
             for message in messages:
                 transaction.add(message, message.payload, message.headers, None, message.key == "strict", None)
-        self.run(insert_into_sqlite(self.subject, messages, self.clock.now()))
+        self.run(insert_into(self.subject, messages, self.clock.now()))
 
     def compose(self, topic: str, key: str | None, delay: float | None) -> Message:
         self.written += 1
@@ -410,5 +430,25 @@ def enter(settlement: Settlement, kind: str, message: Message) -> None:
             settlement.refunds.append(Refund(message, 0))
 
 
-TestSqliteAgreesWithMemory = StoresAgree.TestCase
-TestSqliteAgreesWithMemory.settings = settings(max_examples=40, stateful_step_count=30)
+def agreement(make: Callable[[FakeClock], AbstractContextManager[SqlStore]], max_examples: int) -> None:
+    """Histories on one database: preparing its statements takes longer than running them."""
+    loop, clock = asyncio.new_event_loop(), FakeClock()
+    with closing(loop), make(clock) as subject:
+        loop.run_until_complete(subject.open())
+        try:
+            machine = type("StoresAgree", (StoresAgree,), {"loop": loop, "clock": clock, "subject": subject})
+            run_state_machine_as_test(machine, settings=settings(max_examples=max_examples, stateful_step_count=30))
+        finally:
+            loop.run_until_complete(subject.close())
+
+
+def test_sqlite_agrees_with_memory() -> None:
+    agreement(sqlite_store, 40)
+
+
+def test_postgresql_agrees_with_memory() -> None:
+    agreement(postgresql_store, 20)
+
+
+def test_mariadb_agrees_with_memory() -> None:
+    agreement(mysql_store, 20)
