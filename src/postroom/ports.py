@@ -6,7 +6,8 @@ All methods are coroutines on the relay's event loop; all of them may be cancell
 The life of a row. `add` writes it to the **hot** table, or to **later** if it is not due yet. The relay that leases its
 slot reads it, publishes it and settles it: delivered rows leave for the archive or for good, failed ones stay and put
 their key on **hold**, dead ones move to **dead**. Rows that pile up behind a hold or a broken destination are moved to
-**parked**. A message is in exactly one of hot, later, parked, dead at any time until it is delivered or discarded.
+**parked**. Where relays claim rows instead of slots, a row that one of them has fetched is in **claims**. A message is in
+exactly one of hot, later, parked, claims, dead at any time until it is delivered or discarded.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Batch(Protocol):
 
 class Publisher(Protocol):
     """An adapter to one destination. It lives as long as its relay; `publish` may be called several times at once,
-    never with the same (topic, key) twice."""
+    never with the same (topic, key) twice, unless the relay promises no order (`claim="rows"`)."""
 
     @property
     def features(self) -> Features: ...
@@ -376,6 +377,9 @@ class Store(StoreReader, Protocol):
     """Of the outbox."""
     workers: int
     """How many pumps are worth running against this database."""
+    sweep_interval: float
+    """Seconds between two sweeps, which read everything from the start: a safety net that costs a walk through whatever
+    the database has not cleaned up yet."""
 
     async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
         """Connect, create missing tables (or raise `TablesMissing`), check the version (`SchemaMismatch`) and, if a
@@ -385,6 +389,11 @@ class Store(StoreReader, Protocol):
 
     async def close(self) -> None:
         """Undo one `open`; the last one lets go of connections."""
+        ...
+
+    def by_rows(self, relay: str) -> RowStore:
+        """This store for one run of a relay that claims rows, not slots. Raises `ConfigurationError` where rows cannot
+        be locked one by one."""
         ...
 
     def wakeup(self, poll_interval: float) -> AbstractAsyncContextManager[Wakeup]:
@@ -483,6 +492,28 @@ class Store(StoreReader, Protocol):
 
     async def replay(self, ids: Sequence[str], *, new_id: bool) -> int:
         """Delivered messages are sent again, last: the same id with its replay count + 1, or a new id."""
+        ...
+
+
+class RowStore(Store, Protocol):
+    """A store as a relay with `claim="rows"` uses it: for work that needs no order, and of which some takes long.
+
+    A row has one claimant at a time, named by a token, the relay's id; every slot is everybody's. What differs:
+
+    - `renew` and `acquire` grant all slots, with made-up epochs. A renewal makes the claimant's rows its own for
+      another `ttl`, and denies the slots of rows that somebody else has taken.
+    - `fetch` claims what it returns for `ttl`, the visibility timeout: rows of the slots, whatever their position,
+      that nobody has claimed or whose claim has run out. It skips rows that are locked, and waits for none.
+    - `release` ends the claims on all rows of the slots, so that others may take them at once.
+    - `settle` is fenced row by row: what is not delivered counts only for rows that are still the relay's own, and
+      nothing is ever refused. A retry moves to later and a dead message to dead, with or without a key; nothing is
+      held. A row that is `parked` stays claimed on behalf of its gate, for a while, and counts no attempt.
+    - `fetch_parked` claims those rows, and `gates` names the gates that have any. There are no holds.
+    - `due` may be called by several relays at once.
+    """
+
+    async def is_claimed_elsewhere(self) -> bool:
+        """Whether somebody else has claimed something to deliver it."""
         ...
 
 

@@ -134,6 +134,7 @@ class FragileStore:
         self._store = store
         self._world = world
         self.workers = 1
+        self.sweep_interval = store.sweep_interval
         self.name = store.name
         self.fault: tuple[int, str, type[BaseException]] | None = None
         self._calls = 0

@@ -14,6 +14,7 @@ from ..configuration import Configuration
 from ..desk import Desk
 from ..errors import ConfigurationError
 from ..redact import redact
+from ..relay.process import collect_garbage_less
 from ..relay.relay import Relay, Report
 from . import document
 from .failure import ATTENTION
@@ -71,6 +72,7 @@ def relay(invocation: Invocation, **flags: Any) -> None:
     configuration = invocation.configuration(**flags)
     running = _relay(configuration)
     note(f"serving {_served(configuration)}")
+    collect_garbage_less()
     asyncio.run(running.run(handle_signals=True))
 
 

@@ -106,6 +106,8 @@ class Slot:
     """No publish may run beyond this, by the monotonic clock."""
     cursor: int
     horizon: int
+    mark: int
+    """The highest mark there was: what is true of it stays true, also while the slot is read again."""
     rewind_to: int | None = None
     full: bool = False
     """The last fetch brought as many rows as asked for: there may be more."""

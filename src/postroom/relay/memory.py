@@ -95,7 +95,9 @@ class Memory:
         for settlement in (self._settlement, self._under_way):
             for gate, message in settlement.parked if settlement else ():
                 lowest[gate.slot] = min(lowest.get(gate.slot, NO_LIMIT), message.position - 1)
-        return {slot: mark for slot, mark in lowest.items() if slot in self.slots}
+        for slot in self.slots.values():
+            slot.mark = max(slot.mark, lowest[slot.number])
+        return {slot.number: slot.mark for slot in self.slots.values()}
 
     def expect_news(self, numbers: Collection[int]) -> bool:
         """Something may have been committed in these slots; whether any of them is ours."""

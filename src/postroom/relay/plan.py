@@ -22,7 +22,8 @@ class Plan(Reading):
     def own(self, lease: Lease, deadline: float, holds: Iterable[Hold], gates: Iterable[Gate], now: float) -> None:
         """A slot is ours from now on."""
         slot = Slot(
-            number=lease.slot, epoch=lease.epoch, deadline=deadline, cursor=lease.mark, horizon=lease.mark
+            number=lease.slot, epoch=lease.epoch, deadline=deadline,
+            cursor=lease.mark, horizon=lease.mark, mark=lease.mark,
         )  # fmt: skip
         self.slots[lease.slot] = slot
         for hold in holds:

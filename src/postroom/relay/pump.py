@@ -18,8 +18,6 @@ from ..settings import Settings
 from .outlet import Outlet
 from .plan import Plan
 
-SWEEP_INTERVAL = 30.0
-
 
 def grace(timeout: float) -> float:
     """How much longer a call may take than one message: a publisher that keeps the time itself can still say which."""
@@ -122,7 +120,7 @@ class Pump:
         """Nothing to do but to wait for news, or for a time to come."""
         self._look_at = 0.0
         self._looked = 0.0
-        self._sweep_at = clock.monotonic() + SWEEP_INTERVAL
+        self._sweep_at = clock.monotonic() + store.sweep_interval
 
     # ------------------------------------------------------------------------------------------ one pass
 
@@ -185,7 +183,7 @@ class Pump:
         """Read everything again from the start: a safety net, not the mechanism."""
         now = self._clock.monotonic()
         if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP_INTERVAL
+            self._sweep_at = now + self._store.sweep_interval
             self.plan.sweep()
 
     async def _fetch(self) -> bool:

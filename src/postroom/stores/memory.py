@@ -49,6 +49,7 @@ class MemoryStore:
     """Everything in this object: share it between relays of one process. Nothing survives the process."""
 
     workers = 1
+    sweep_interval = 30.0
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class SqlStore(Store):
     """Subclasses say how to connect (`_create_engine`) and what is different (`dialect`)."""
 
     dialect: SqlDialect
+    sweep_interval = 30.0
 
     def __init__(
         self,
