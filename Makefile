@@ -37,6 +37,7 @@ demo: $(STAMP) ## a small shop, an outage and a kill -9, then the ledger
 	@$(BIN)/postroom demo $(ARGS)
 
 test: $(STAMP) ## run the tests on all cores
+	@$(BIN)/python -m tests.services install
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 check: $(STAMP) ## formatting, lint, types, import rules

@@ -1,118 +1,127 @@
-"""`python -m bench drain --store sqlite`: the last line printed is one JSON object."""
+"""Measure something: `python -m bench drain --store sqlite`. The last line printed is one JSON object."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import platform
-import resource
-import sqlite3
-import subprocess
+import signal
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from statistics import median
+from contextlib import ExitStack
 from typing import Any
 
 import sqlalchemy
 
 import postroom
+from tests import services
 
-from . import drains, rows
+from . import drains
+from .database import Database, Unmeasurable
+from .doorbell import doorbell
+from .fleet import scale
+from .interleave import interleave
+from .memory import memory
+from .mysql import MySQL
+from .postgresql import PostgreSQL
+from .run import Bench, Run
+from .sqlite import SQLite
+from .waits import idle, latency
+from .writes import write
 
+STORES: dict[str, type[Database]] = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
 
-def drain(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The relay against a raw loop on the same rows: 1,000 keys."""
-    backlog = rows.make_backlog(folder, "backlog", messages=arguments.messages, keys=1_000, payload=200)
-    return interleave(
-        arguments,
-        ours=lambda: drains.by_relay(rows.copy_of(backlog, "ours"), arguments.messages),
-        reference=lambda: drains.by_raw_loop(rows.copy_of(backlog, "reference"), arguments.messages),
-        unit="messages/s",
-        reference_is="raw sqlite3 loop: select 500, delete by id",
-    )
-
-
-def hotkey(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The relay on one key against the relay on 1,000 keys."""
-    one = rows.make_backlog(folder, "one", messages=arguments.messages, keys=1, payload=200)
-    many = rows.make_backlog(folder, "many", messages=arguments.messages, keys=1_000, payload=200)
-    return interleave(
-        arguments,
-        ours=lambda: drains.by_relay(rows.copy_of(one, "ours"), arguments.messages),
-        reference=lambda: drains.by_relay(rows.copy_of(many, "reference"), arguments.messages),
-        unit="messages/s",
-        reference_is="the same relay on 1,000 keys",
-    )
-
-
-def memory(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Peak memory of a process that drains the whole backlog against one that drains a tenth of it."""
-    whole = rows.make_backlog(folder, "whole", messages=arguments.messages, keys=1_000, payload=200)
-    tenth = rows.make_backlog(folder, "tenth", messages=arguments.messages // 10, keys=1_000, payload=200)
-    return interleave(
-        arguments,
-        ours=lambda: peak_of_drain(rows.copy_of(whole, "ours"), arguments.messages),
-        reference=lambda: peak_of_drain(rows.copy_of(tenth, "reference"), arguments.messages // 10),
-        unit="MiB peak resident (1.0 = does not grow with the backlog)",
-        reference_is="a tenth of the backlog",
-    )
-
-
-def peak_of_drain(path: Path, messages: int) -> float:
-    command = [sys.executable, "-m", "bench", "_peak", str(path), str(messages)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
-def interleave(
-    arguments: argparse.Namespace,
-    *,
-    ours: Callable[[], float],
-    reference: Callable[[], float],
-    unit: str,
-    reference_is: str,
-) -> dict[str, Any]:
-    """Alternate the two, because the machine's mood changes; report medians."""
-    our_results: list[float] = []
-    reference_results: list[float] = []
-    for number in range(arguments.rounds):
-        for measure, results in ((reference, reference_results), (ours, our_results))[:: 1 if number % 2 else -1]:
-            results.append(measure())
-        print(f"round {number + 1}: ours {our_results[-1]:,.0f}, reference {reference_results[-1]:,.0f} {unit}")
-    return {
-        "ours": round(median(our_results)),
-        "reference": round(median(reference_results)),
-        "ratio": round(median(our_results) / median(reference_results), 3),
-        "unit": unit,
-        "reference_is": reference_is,
-    }
-
-
-BENCHES = {"drain": drain, "hotkey": hotkey, "memory": memory}
+BENCHES = {
+    "drain": Bench(prepare=drains.drain, messages=200_000, rounds=5, quick_messages=40_000, quick_rounds=3),
+    "hotkey": Bench(prepare=drains.hotkey, messages=200_000, rounds=5, quick_messages=40_000, quick_rounds=3),
+    "heldxmin": Bench(prepare=drains.heldxmin, messages=200_000, rounds=5, quick_messages=40_000, quick_rounds=3),
+    "heldkey": Bench(prepare=drains.heldkey, messages=100_000, rounds=5, quick_messages=30_000, quick_rounds=3),
+    "backlog": Bench(prepare=drains.backlog, messages=1_000_000, rounds=3, quick_messages=200_000, quick_rounds=1),
+    "fetch": Bench(prepare=drains.fetch, messages=50_000, rounds=5, quick_messages=15_000, quick_rounds=3),
+    "later": Bench(prepare=drains.later, messages=100_000, rounds=5, quick_messages=30_000, quick_rounds=3),
+    "write": Bench(prepare=write, messages=200, rounds=25, quick_messages=200, quick_rounds=9),
+    "doorbell": Bench(
+        prepare=doorbell,
+        messages=3,
+        rounds=7,
+        quick_messages=1,
+        quick_rounds=2,
+        stores=frozenset({"postgresql"}),
+        why_not="only PostgreSQL has a doorbell that writers ring",
+    ),
+    "latency": Bench(prepare=latency, messages=50, rounds=4, quick_messages=10, quick_rounds=2),
+    "idle": Bench(
+        prepare=idle,
+        messages=20,
+        rounds=3,
+        quick_messages=10,
+        quick_rounds=1,
+        stores=frozenset({"postgresql", "mysql"}),
+        why_not="no server that counts statements is asked",
+    ),
+    "memory": Bench(prepare=memory, messages=1_000_000, rounds=1, quick_messages=100_000, quick_rounds=1),
+    "scale": Bench(prepare=scale, messages=20_000, rounds=3, quick_messages=4_000, quick_rounds=1),
+}
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["_peak"]:
-        drains.by_relay(Path(sys.argv[2]), int(sys.argv[3]))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-        return
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("bench", choices=sorted(BENCHES))
-    parser.add_argument("--store", choices=["sqlite"], default="sqlite")
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = make_parser()
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
-        result = BENCHES[arguments.bench](arguments, Path(folder))
-    versions = {
+    bench = BENCHES[arguments.bench]
+    if arguments.store not in bench.stores:
+        parser.error(f"{arguments.bench} cannot be measured on {arguments.store}: {bench.why_not}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    messages = arguments.messages or (bench.quick_messages if arguments.quick else bench.messages)
+    rounds = arguments.rounds or (bench.quick_rounds if arguments.quick else bench.rounds)
+    try:
+        result = measure(bench, STORES[arguments.store], messages, rounds)
+    except (Unmeasurable, services.ServerUnavailable) as error:
+        parser.error(str(error))
+    print(json.dumps({"name": arguments.bench, **result}))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        epilog="\n".join(f"{name:9} {bench.about}" for name, bench in BENCHES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("bench", choices=list(BENCHES), metavar="bench", help="one of those below")
+    parser.add_argument("--store", choices=list(STORES), default="sqlite")
+    parser.add_argument("--messages", type=positive, help="how much to measure with; each bench has its own default")
+    parser.add_argument("--rounds", type=positive, help="how often")
+    parser.add_argument("--quick", action="store_true", help="less of everything: a look, not a result")
+    return parser
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def measure(bench: Bench, make_database: type[Database], messages: int, rounds: int) -> dict[str, Any]:
+    with services.in_use(), make_database() as database, ExitStack() as stack:
+        run = Run(database=database, messages=messages, stack=stack)
+        result = interleave(bench.prepare(run), rounds)
+        return {
+            **result,
+            "store": database.store,
+            "messages": messages,
+            "rounds": rounds,
+            "versions": versions(database),
+            "fsync": database.fsync(),
+        }
+
+
+def versions(database: Database) -> dict[str, str]:
+    return {
         "postroom": postroom.__version__,
         "python": platform.python_version(),
         "sqlalchemy": sqlalchemy.__version__,
-        "sqlite": sqlite3.sqlite_version,
+        **database.versions(),
     }
-    what = {"store": arguments.store, "messages": arguments.messages, "rounds": arguments.rounds, "versions": versions}
-    print(json.dumps({"name": arguments.bench, **result, **what}))
 
 
 if __name__ == "__main__":

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack, cast, get_args
 
 from .duration import Duration, seconds
-from .errors import ConfigurationError, NotFound
+from .errors import ConfigurationError, NotFound, SchemaMismatch, TablesMissing
 from .outbox import Outbox
-from .ports import Entry, Hold, Query, State, Status, Store
+from .ports import Entry, Finding, Hold, Query, State, Status, Store
 from .relay.wiring import store_for
 
 SHORTEST_PREFIX = 8
 """Characters of an id that may stand for all of it."""
-FOREVER = 100 * 365 * 86_400.0
-BATCH = 500
-"""Messages read or changed in one transaction. Entries come with their payloads, so it also bounds the memory."""
+WHOLE_ID = 36
+BATCH = 1_000
+"""Messages changed in one transaction."""
+PAGE = 10_000
+"""Messages found at a time."""
 PAUSE = 0.01
 """Seconds between two transactions of long work, in which a relay gets its turn."""
-CLOCK_SLACK = 3_600.0
-"""How far the time in an id may be from the time its row was written: clocks differ, and transactions take long."""
 
 Progress = Callable[[int, int | None], object]
 """Called with how many are done, and how many there are if that is known."""
@@ -119,25 +118,44 @@ class Desk:
         newer_than: Duration | None = None,
         limit: int = 100,
         offset: int = 0,
+        after: Entry | None = None,
     ) -> _Entries:
-        """Messages, oldest first. `topic` and `type` are globs; everything given must match."""
+        """Messages, oldest first. `topic` and `type` are globs; everything given must match. For the next page give the
+        last message of the one before as `after`."""
         query = _query(state, topic=topic, key=key, type=type, older_than=older_than, newer_than=newer_than)
         page = replace(query, limit=_whole("limit", limit, 1), offset=_whole("offset", offset, 0))
+        page = replace(page, after=None if after is None else after.place)
         store = await self._open()
         return await store.entries(page)
 
     async def show(self, id: str) -> Entry:
         """One message, wherever it is; `NotFound` if it is nowhere."""
-        found = await self._identify(id, None)
-        entry = await self._store.entry(found)
-        if entry is None:  # delivered since
-            raise NotFound(_not_found(found, None, None, []))
+        store = await self._open()
+        if len(id) < WHOLE_ID:
+            found = await self._beginning_with(id, None)
+            if len(found) != 1:
+                raise NotFound(_not_found(id, None, None, found))
+            id = found[0]
+        # One look: what is pending has no index on the id.
+        entry = await store.entry(id) or (await store.entry(id.lower()) if id != id.lower() else None)
+        if entry is None:
+            raise NotFound(_not_found(id, None, None, []))
         return entry
 
     async def holds(self, *, topic: str | None = None, key: str | None = None, limit: int = 100) -> Sequence[Hold]:
         """The keys that may not go on, oldest first, with how many messages wait behind each."""
         store = await self._open()
         return await store.holds(topic=topic, key=key, limit=_whole("limit", limit, 1))
+
+    async def doctor(self) -> Sequence[Finding]:
+        """Everything that can be wrong, looked at: each finding with what was seen, and a remedy if one is needed. A
+        database that cannot be reached is an error, not a finding."""
+        try:
+            store = await self._open()
+        except (TablesMissing, SchemaMismatch) as error:
+            remedy = "run `postroom init`, or use the version of Postroom that the tables are made for"
+            return [Finding(name="tables", verdict="problem", seen=str(error), remedy=remedy)]
+        return await store.diagnose()
 
     async def now(self) -> datetime:
         """The database's time, by which ages are counted."""
@@ -220,36 +238,37 @@ class Desk:
             )
         return await self._collect(_query(state, **filters), limit)
 
-    async def _collect(self, query: Query, limit: int | None, begins: str = "") -> _Ids:
+    async def _collect(self, query: Query, limit: int | None) -> _Ids:
         """The ids that match, oldest first. They are gathered before any message is changed: one that dies again, or a
         replay that arrives, while the work goes on would be met a second time."""
         store = await self._open()
         found: dict[str, None] = {}
-        for offset in count(0, BATCH):
-            page = await store.entries(replace(query, limit=BATCH, offset=offset))
-            ids = [entry.message.id for entry in page]
-            found |= dict.fromkeys(id for id in ids if id.lower().startswith(begins))
-            if len(page) < BATCH or (limit is not None and len(found) >= limit):
+        page, after = await store.places(replace(query, limit=PAGE)), None
+        while page and page[-1] != after:
+            after = page[-1]
+            found |= dict.fromkeys(place.id for place in page)
+            if len(page) < PAGE or (limit is not None and len(found) >= limit):
                 break
+            page = await store.places(replace(query, limit=PAGE, after=after))
         return list(found)[:limit]
 
-    async def _identify(self, id: str, state: State | None) -> str:
-        """The id of the one message that has it, or whose id begins so; in that state, if one is asked for."""
-        store = await self._open()
-        exact = await store.entry(id)
-        if exact is not None and state in (None, exact.state):
-            return exact.message.id
-        found = await self._starting_with(id.lower(), state) if len(id) >= SHORTEST_PREFIX else []
-        if len(found) != 1:
-            raise NotFound(_not_found(id, state, exact, found))
-        return found[0]
+    async def _identify(self, id: str, state: State) -> str:
+        """The id of the one message in that state that has it, or whose id begins so."""
+        found = await self._beginning_with(id, state)
+        if len(found) == 1:
+            return found[0]
+        exact = None if found else await self._store.entry(id)
+        raise NotFound(_not_found(id, state, exact, found))
 
-    async def _starting_with(self, prefix: str, state: State | None) -> _Ids:
-        """At most two: one is an answer, two are an ambiguity."""
-        everything = Query(state=state)
-        around = _around(prefix, await self.now())
-        found = await self._collect(replace(everything, **around), 2, prefix) if around else []
-        return found or await self._collect(everything, 2, prefix)
+    async def _beginning_with(self, id: str, state: State | None) -> _Ids:
+        """Several are an ambiguity, unless one of them is the very id; of a short one nothing else counts."""
+        store = await self._open()
+        places = await store.places(Query(state=state, begins=id, limit=BATCH))
+        if not places and id != id.lower():
+            return await self._beginning_with(id.lower(), state)
+        found = list(dict.fromkeys(place.id for place in places))
+        is_exact = id in found or len(id) < SHORTEST_PREFIX
+        return [each for each in found if each == id] if is_exact else found
 
 
 async def _in_batches(ids: _Ids, work: Callable[[_Ids], Awaitable[int]], progress: Progress | None) -> int:
@@ -296,21 +315,6 @@ def _whole(name: str, value: object, at_least: int) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
         return value
     raise ConfigurationError(f"{name}: {value!r} must be a whole number, at least {at_least}")
-
-
-def _around(prefix: str, now: datetime) -> Mapping[str, float]:
-    """Between which ages a message is whose id begins so: a UUIDv7 begins with the time, which spares us from reading
-    the whole outbox. Nothing, if it cannot be such an id."""
-    digits = prefix.replace("-", "")[:12]
-    try:
-        first, last = (int(digits.ljust(12, fill), 16) / 1000 for fill in "0f")
-    except ValueError:
-        return {}
-    age = now.timestamp() - first + CLOCK_SLACK
-    if not 0 < age < FOREVER:
-        return {}
-    youngest = now.timestamp() - last - CLOCK_SLACK
-    return {"newer_than": age, "older_than": youngest} if youngest > 0 else {"newer_than": age}
 
 
 def _not_found(id: str, state: State | None, exact: Entry | None, found: _Ids) -> str:

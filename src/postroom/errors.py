@@ -37,6 +37,10 @@ class NoTransactionError(PostroomError):
     """The message would be committed by itself, apart from the business data it belongs to."""
 
 
+class OutboxFull(PostroomError):
+    """More messages are pending than the outbox's `max_pending` allows; nothing was written."""
+
+
 class UnsupportedConnection(PostroomError, TypeError):
     """The object given to `add` is no connection or session that Postroom knows, or is one for the other `add`."""
 

@@ -16,17 +16,20 @@ from sqlalchemy.exc import CompileError, NoSuchModuleError
 from .clock import Clock
 from .connections import function_for
 from .connections.dialects import dialect_named
+from .connections.fullness import Limit
 from .connections.writer import Row, Writer
 from .duration import Duration, seconds
 from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge, UnsupportedConnection
 from .message import IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
 from .serialize import Serializer, encode, resolve
+from .stores.pending import MOST_COUNTED
 from .stores.schema import Tables, define_tables, prefix_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 Order = Literal["key", "strict"]
+OnFull = Literal["raise", "block"]
 HeadersHook = Callable[[], Mapping[str, str] | None]
 
 MAX_PAYLOAD = 1024 * 1024
@@ -47,6 +50,9 @@ class Outbox:
     `order="key"`: messages of one topic and key keep the order of commits among writers who lock what they change.
     `order="strict"`: they do so for all writers, and are numbered 1, 2, 3…, at the price of one writer per key at once.
 
+    `max_pending`: if a relay has counted so many pending messages, `add` raises `OutboxFull`, or with `on_full="block"`
+    waits up to `full_timeout` before it does. The number is a few seconds old, so that there may be more.
+
     `headers` is called at each `add` for default headers, as from context variables; the message's own win.
     `metadata` is where the tables are defined, so that Alembic sees them. `bind` says which database, for sessions with
     several. With `create_tables` they are created when the first message misses them. `clock` is for tests: time is the
@@ -65,6 +71,9 @@ class Outbox:
         headers: HeadersHook | None = None,
         bind: Engine | AsyncEngine | None = None,
         max_payload: int | None = MAX_PAYLOAD,
+        max_pending: int | None = None,
+        on_full: OnFull = "raise",
+        full_timeout: Duration = "5s",
         dedupe_window: Duration = "7d",
         create_tables: bool = True,
         clock: Clock | None = None,
@@ -75,6 +84,7 @@ class Outbox:
         self.order: Order = _known_order(order)
         self.serializer = resolve(serializer)
         self.max_payload = max_payload
+        self.max_pending = max_pending
         self.dedupe_window = _window(dedupe_window)
         self.clock = clock
         self.tables: Tables = define_tables(metadata, prefix=self.prefix, schema=schema)
@@ -87,6 +97,7 @@ class Outbox:
             create_tables=create_tables,
             clock=clock,
             bind=_sync_engine(bind),
+            limit=_limit(max_pending, on_full, full_timeout),
         )
 
     def __repr__(self) -> str:
@@ -117,8 +128,9 @@ class Outbox:
         was handed over stays as it was, but for `duplicate`, `sequence` and `generation`, which are set on both: at
         once on a connection, at commit on a session.
 
-        Raises `InvalidMessage` (nothing is written), `NoTransactionError`, `UnsupportedConnection`, `TablesMissing`,
-        and the database's own errors as they are.
+        Raises `InvalidMessage` and `OutboxFull` (nothing is written), `NoTransactionError`, `UnsupportedConnection`,
+        `TablesMissing`, and the database's own errors as they are. On a session, what only the database knows is raised
+        at commit.
         """
         write = function_for(connection, "write")
         row = self._row_from(
@@ -371,6 +383,19 @@ def _known_order(order: object) -> Order:
     if order not in ("key", "strict"):
         raise ConfigurationError(f"order={order!r} is not known; choose 'key' or 'strict'")
     return order
+
+
+def _limit(max_pending: object, on_full: object, full_timeout: Duration) -> Limit | None:
+    if on_full not in ("raise", "block"):
+        raise ConfigurationError(f"on_full={on_full!r} is not known; choose 'raise' or 'block'")
+    timeout = seconds(full_timeout, name="full_timeout")
+    if max_pending is None:
+        return None
+    if not isinstance(max_pending, int) or isinstance(max_pending, bool) or not 0 < max_pending < MOST_COUNTED:
+        raise ConfigurationError(
+            f"max_pending={max_pending!r} must be a whole number from 1 to {MOST_COUNTED - 1}: relays count no further"
+        )
+    return Limit(most=max_pending, blocks=on_full == "block", timeout=timeout)
 
 
 def _window(dedupe_window: Duration) -> float:

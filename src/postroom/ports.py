@@ -6,8 +6,8 @@ All methods are coroutines on the relay's event loop; all of them may be cancell
 The life of a row. `add` writes it to the **hot** table, or to **later** if it is not due yet. The relay that leases its
 slot reads it, publishes it and settles it: delivered rows leave for the archive or for good, failed ones stay and put
 their key on **hold**, dead ones move to **dead**. Rows that pile up behind a hold or a broken destination are moved to
-**parked**. Where relays claim rows instead of slots, a row that one of them has fetched is in **claims**. A message is in
-exactly one of hot, later, parked, claims, dead at any time until it is delivered or discarded.
+**parked**. Where relays claim rows instead of slots, a row that one of them has fetched is in **claims**. A message is
+in exactly one of hot, later, parked, claims, dead at any time until it is delivered or discarded.
 """
 
 from __future__ import annotations
@@ -305,6 +305,17 @@ class Wakeup(Protocol):
 State = Literal["pending", "later", "failed", "dead", "delivered", "superseded", "discarded"]
 
 
+class Place(NamedTuple):
+    """Where an entry comes among others: they are ordered by this."""
+
+    created_at: datetime | None
+    order: int
+    """The position, or `NO_LIMIT` for a message that has none yet."""
+    id: str
+    is_over: bool
+    """In the archive, which may have a message that is elsewhere too: a tombstone, a replay."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A message as an operator sees it."""
@@ -320,10 +331,20 @@ class Entry:
     reason: str | None = None
     error: str | None = None
 
+    @property
+    def place(self) -> Place:
+        message = self.message
+        is_over = self.state in ("delivered", "superseded", "discarded")
+        return Place(message.created_at, message.position or NO_LIMIT, message.id, is_over)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which messages to list; everything given must match. `topic` and `type` are globs."""
+    """Which messages to list; everything given must match. `topic` and `type` are globs.
+
+    Page by page, give the place of the last one as `after`: unlike an offset, that costs the same for each page and
+    skips nothing when messages come and go meanwhile.
+    """
 
     state: State | None = None
     topic: str | None = None
@@ -331,8 +352,11 @@ class Query:
     type: str | None = None
     older_than: float | None = None
     newer_than: float | None = None
+    begins: str | None = None
+    """What the id begins with."""
     limit: int = 100
     offset: int = 0
+    after: Place | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,19 +373,49 @@ class Status:
     meta: Meta
 
 
+Verdict = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a doctor looked at.
+
+    `problem`: messages are not delivered, or will not be, until somebody acts. `warning`: it works, but not as well as
+    it should; or it could not be looked at. `ok`: all is well, or for information only.
+    """
+
+    name: str
+    """What was looked at; the same word each time."""
+    verdict: Verdict
+    seen: str
+    remedy: str | None = None
+    """What to do. Always given with a warning or a problem."""
+
+
 class StoreReader(Protocol):
     """What a dashboard or a command line may ask. It changes nothing."""
 
     async def status(self) -> Status: ...
 
     async def entries(self, query: Query) -> list[Entry]:
-        """Oldest first."""
+        """Oldest first, in order of their places."""
         ...
 
-    async def entry(self, id: str) -> Entry | None: ...
+    async def places(self, query: Query) -> list[Place]:
+        """The places of the same, for whoever has to do with many: no payload is read."""
+        ...
+
+    async def entry(self, id: str) -> Entry | None:
+        """The message with this id; a dead one is found by an index, any other by one look at all that are pending."""
+        ...
 
     async def holds(self, topic: str | None = None, key: str | None = None, limit: int = 100) -> list[Hold]:
         """Oldest first, with `waiting` counted."""
+        ...
+
+    async def diagnose(self) -> list[Finding]:
+        """Everything that can be wrong with this outbox in this database, looked at in bounded time. A check that lacks
+        a right is a warning, never an error. That nobody delivers what is pending is always noticed."""
         ...
 
 
@@ -474,10 +528,16 @@ class Store(StoreReader, Protocol):
     # --- upkeep and the desk
 
     async def clean(self, *, retention: float | None, limit: int) -> int:
-        """Delete at most `limit` rows that nobody needs: delivered ones older than the retention (None: all are kept),
+        """Delete at most `limit` rows that nobody needs: delivered ones older than the retention (None: all are kept;
+        a store that can drop many at once may keep them up to a day longer, and drop more than `limit`),
         superseded and discarded ones older than that and than seven days, dedupe keys past their window, relays long
         gone. A hold whose message is nowhere becomes `releasing`, for its owner to hear of it. Returns how many. Never
         touches an undelivered message."""
+        ...
+
+    async def sample(self, most: int) -> int:
+        """Count the messages that are pending, up to about `most`, and note the number and the time where writers find
+        them: in the table `meta`, if that is where they look. Takes no lock on a message."""
         ...
 
     async def revive(self, ids: Sequence[str]) -> int:
@@ -514,6 +574,11 @@ class RowStore(Store, Protocol):
 
     async def is_claimed_elsewhere(self) -> bool:
         """Whether somebody else has claimed something to deliver it."""
+        ...
+
+    @property
+    def is_first(self) -> bool:
+        """Whether, of the relays that the last renewal heard of, this is the one that cleans for all."""
         ...
 
 

@@ -224,6 +224,11 @@ def _refuse_contradictions(settings: Settings) -> None:
             f"publish_timeout ({spell(settings.publish_timeout)}) must be at most {spell(longest)} with a lease_ttl of "
             f"{spell(settings.lease_ttl)}: a publish may not outlive its lease. Lower it, or raise lease_ttl"
         )
+    if settings.claim == "rows" and any(settings.latest_only.possible()):
+        raise ConfigurationError(
+            "latest_only needs to know what is newer in a key, and with claim='rows' a key has no order: "
+            "use claim='slots'"
+        )
     if settings.breaker_initial > settings.breaker_cap:
         raise ConfigurationError(
             f"breaker_initial ({spell(settings.breaker_initial)}) must be at most breaker_cap "

@@ -31,6 +31,7 @@ class _Sieve:
         self.timeout = batch.timeout  # type: ignore[attr-defined]
         self.answer = batch.answer  # type: ignore[attr-defined]
         self.may_start = batch.may_start  # type: ignore[attr-defined]
+        self.confirm_all = batch.confirm_all  # type: ignore[attr-defined]
         refused: set[tuple[str, str | None]] = set()
         self.messages: list[Message] = []
         for message in batch.messages:  # type: ignore[attr-defined]

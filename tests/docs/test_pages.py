@@ -67,7 +67,8 @@ def test_every_python_block_compiles(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_block_says_what_it_is(page: Path) -> None:
     """A misspelt mark would silently run nothing."""
-    known = {"", "python", "python no-run", "sh", "sh run", "text", "text output", "toml", "sql", "json", "ini"}
+    shells = {"sh", "sh run", "sql", "sql postgresql", "sql mysql"}
+    known = {"", "python", "python no-run", "text", "text output", "toml", "json", "ini", *shells}
     assert {block.info for block in blocks(text_of(page))} <= known
 
 

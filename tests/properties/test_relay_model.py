@@ -331,7 +331,7 @@ class PostgresqlRelayMachine(RelayMachine):
         self.connection = psycopg.connect(self.url)
         tables = ", ".join(table.name for table in self.outbox.tables.all())
         self.outbox.create_tables(self.connection)
-        self.connection.execute(f"TRUNCATE {tables}")
+        self.connection.execute(f"TRUNCATE {tables}".encode())
         self.connection.commit()
         return PostgresqlStore(self.url, clock=self.clock)
 

@@ -1,12 +1,23 @@
-"""`python -m tests.services start | stop | status`."""
+"""`python -m tests.services install | start | stop | status`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 
 from tests import services
 from tests.services import lifetime
 from tests.services.registry import SERVERS
+
+
+def install() -> int:
+    """Before the tests, which may not take as long as an installation does. What cannot be had they will say."""
+    for server in SERVERS.values():
+        if not os.environ.get(server.variable):
+            with suppress(services.ServerUnavailable):
+                server.install()
+    return 0
 
 
 def start() -> int:
@@ -36,13 +47,15 @@ def status() -> int:
 
 def main(arguments: list[str]) -> int:
     match arguments:
+        case ["install"]:
+            return install()
         case ["start"]:
             return start()
         case ["stop"]:
             return stop()
         case ["status"]:
             return status()
-    print("usage: python -m tests.services start | stop | status", file=sys.stderr)
+    print("usage: python -m tests.services install | start | stop | status", file=sys.stderr)
     return 2
 
 

@@ -23,6 +23,9 @@ SETTINGS = {
     "max_prepared_transactions": "10",
 }
 
+COUNTER = "pg_stat_statements"
+"""With it, benchmarks count the statements of an idle relay."""
+
 
 class PostgreSQL(Server):
     account = Account(("postgres", "nobody"))
@@ -48,8 +51,10 @@ class PostgreSQL(Server):
         self.fill(folder, lambda data: [programs / "initdb", *options, "-D", data])
 
     def command(self, folder: Path, port: int) -> Command:
-        settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
-        return [self._programs(folder) / "postgres", "-D", folder / "data", "-p", str(port), *settings]
+        programs = self._programs(folder)
+        settings = {**SETTINGS, "shared_preload_libraries": COUNTER if has_library(programs, COUNTER) else ""}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return [programs / "postgres", "-D", folder / "data", "-p", str(port), *options]
 
     def address(self, port: int) -> str:
         return f"postgresql://postgres@127.0.0.1:{port}/postgres"
@@ -60,3 +65,8 @@ class PostgreSQL(Server):
     @property
     def _distributed(self) -> Path:
         return Path(f"/usr/lib/postgresql/{self._major}/bin")
+
+
+def has_library(programs: Path, name: str) -> bool:
+    """Not every build ships the contributed ones."""
+    return (programs.parent / "lib" / f"{name}.so").exists()

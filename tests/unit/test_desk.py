@@ -17,7 +17,7 @@ from postroom.desk import Desk
 from postroom.errors import ConfigurationError, MessageRejected, NotFound, SchemaMismatch, StoreError, TablesMissing
 from postroom.message import Message, new_id
 from postroom.outbox import Outbox
-from postroom.ports import Query, Store
+from postroom.ports import Store
 from postroom.relay.relay import Relay
 from postroom.stores.memory import MemoryStore
 
@@ -253,21 +253,27 @@ async def test_a_beginning_of_less_than_eight_characters_is_too_short(shop: Shop
         await desk.show(added.id[:7])
 
 
-async def test_an_id_with_its_time_in_it_spares_reading_the_whole_outbox(
-    shop: Shop, desk: Desk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cut", "looks"), [(36, 0), (35, 1)])
+async def test_a_message_is_looked_for_once(
+    shop: Shop, desk: Desk, monkeypatch: pytest.MonkeyPatch, cut: int, looks: int
 ):
     added = shop.add()
-    asked: list[Query] = []
-    store, entries = desk._store, desk._store.entries
+    await desk.status()
+    asked: list[str] = []
 
-    async def spied(query: Query) -> Any:
-        asked.append(query)
-        return await entries(query)
+    def spy(name: str) -> None:
+        original = getattr(desk._store, name)
 
-    monkeypatch.setattr(store, "entries", spied)
-    assert (await desk.show(added.id[:-1])).message.id == added.id
-    assert len(asked) == 1
-    assert asked[0].newer_than is not None
+        async def spied(what: Any) -> Any:
+            asked.append(name)
+            return await original(what)
+
+        monkeypatch.setattr(desk._store, name, spied)
+
+    spy("entry")
+    spy("places")
+    assert (await desk.show(added.id[:cut])).message.id == added.id
+    assert asked == ["places"] * looks + ["entry"]
 
 
 async def test_only_messages_in_the_right_state_count_for_the_beginning_of_an_id(shop: Shop, desk: Desk):

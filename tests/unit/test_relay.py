@@ -433,6 +433,24 @@ async def test_the_rate_can_be_capped(shop: Shop) -> None:
         assert time.monotonic() - started > 0.3  # 30 at 50 a second, less what may burst
 
 
+async def test_a_drain_waits_until_the_rate_allows_the_rest(shop: Shop) -> None:
+    for number in range(10):
+        shop.add(key=f"k{number}")
+    report = await shop.relay(max_rate=50).drain()
+    assert (report.delivered, report.pending) == (10, 0)
+
+
+async def test_a_drain_waits_for_a_renewal_if_the_lease_is_too_short_to_start_the_rest(shop: Shop) -> None:
+    for _ in range(60):
+        shop.add(key="k")
+
+    async def slow(message: Message) -> None:
+        await asyncio.sleep(0.01)
+
+    report = await shop.relay(slow, lease_ttl=1).drain()
+    assert (report.delivered, report.pending) == (60, 0)
+
+
 # --- time
 
 
@@ -683,8 +701,12 @@ async def test_relays_must_agree_on_how_they_claim(shop: Shop) -> None:
     await shop.relay(claim="leader").drain()
     with pytest.raises(ConfigurationError, match="leader"):
         await shop.relay(claim="slots").drain()
-    with pytest.raises(ConfigurationError, match="rows"):
-        shop.relay(claim="rows")
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite:///app.db"])
+def test_a_store_without_row_locks_refuses_to_claim_rows_and_says_what_to_do(store: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"claim='rows' needs row locks, which .* does not have.*'slots'"):
+        Relay(store, print, claim="rows")
 
 
 async def test_a_disabled_relay_delivers_nothing(shop: Shop) -> None:

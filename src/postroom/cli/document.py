@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..message import SLOTS, Message
-from ..ports import Entry, Hold, Status
+from ..ports import Entry, Finding, Hold, Status
 from ..redact import redact
 from ..relay.relay import Report
 
@@ -80,6 +80,10 @@ def of_status(status: Status, store: str, warnings: list[str]) -> Document:
         "claim": status.meta.claim or None,
         "warnings": warnings,
     }
+
+
+def of_finding(finding: Finding) -> Document:
+    return {**asdict(finding), "seen": redact(finding.seen), "remedy": redacted(finding.remedy)}
 
 
 def of_breaker(breaker: Mapping[str, Any]) -> Document:

@@ -26,7 +26,8 @@ STATUSES = f"""\
 Exit status:
   {FINE}   fine
   {ATTENTION}   it ran, but something needs attention: messages died or are held, no such
-      message, `status --check` found a backlog that does not drain
+      message, `status --check` found a backlog that does not drain, `doctor` a
+      problem
   {USAGE}   a flag, the configuration or a URL is wrong
   {DATABASE}   the database cannot be used: unreachable, tables missing or too new
   {INTERNAL}  a bug; run again with --verbose and report it

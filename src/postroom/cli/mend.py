@@ -26,7 +26,7 @@ def revive(invocation: Invocation, ids: tuple[str, ...], **which: Any) -> None:
     Give ids (their first 8 characters will do), or filters, or --all. One that blocks its key keeps its place.
     """
     check_choice(ids, cast(Which, which))
-    with progress("reviving") as tell:
+    with progress("reviving", quiet=invocation.json) as tell:
         count = invocation.ask(lambda desk: desk.revive(ids or None, progress=tell, **cast(Which, which)))
     _report(invocation, "revived", count, "no dead message matches")
 
@@ -45,7 +45,7 @@ def discard(invocation: Invocation, ids: tuple[str, ...], yes: bool, **which: An
     check_choice(ids, cast(Which, which))
     if not yes:
         _confirm(ids, which)
-    with progress("discarding") as tell:
+    with progress("discarding", quiet=invocation.json) as tell:
         count = invocation.ask(lambda desk: desk.discard(ids or None, progress=tell, **cast(Which, which)))
     _report(invocation, "discarded", count, "no dead message matches")
 
@@ -63,7 +63,7 @@ def replay(invocation: Invocation, ids: tuple[str, ...], new_id: bool, **which: 
     retention.
     """
     check_choice(ids, cast(Which, which))
-    with progress("replaying") as tell:
+    with progress("replaying", quiet=invocation.json) as tell:
         count = invocation.ask(
             lambda desk: desk.replay(ids or None, new_id=new_id, progress=tell, **cast(Which, which))
         )
@@ -84,7 +84,7 @@ def clean(invocation: Invocation, retention: str | None, batch: int | None) -> N
     configuration = invocation.configuration(retention=retention)
     kept = configuration.settings.retention
     size = batch or configuration.settings.clean_batch
-    with progress("cleaning") as tell:
+    with progress("cleaning", quiet=invocation.json) as tell:
         count = invocation.ask(lambda desk: desk.clean(retention=kept, batch=size, progress=tell), configuration)
     if kept is None:
         note("delivered messages are kept, since no retention is set: give --retention to delete older ones")

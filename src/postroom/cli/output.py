@@ -85,9 +85,9 @@ def age(length: float | None) -> str | None:
 
 
 @contextmanager
-def progress(label: str) -> Generator[desk.Progress | None]:
-    """A bar on standard error, if that is a terminal."""
-    if not sys.stderr.isatty():
+def progress(label: str, quiet: bool = False) -> Generator[desk.Progress | None]:
+    """A bar on standard error, if that is a terminal and a person is looking."""
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     columns = (

@@ -27,7 +27,11 @@ from .output import note, print_json, print_table
 
 @click.command(cls=Command)
 @click.option("--sql", is_flag=True, help="Only print the SQL that would create the tables; needs no database.")
-@click.option("--dialect", metavar="NAME", help="For --sql: sqlite, …  [that of the database, or sqlite]")
+@click.option(
+    "--dialect",
+    metavar="NAME",
+    help="For --sql: sqlite, postgresql, mysql, mariadb.  [that of the database, or sqlite]",
+)
 @located
 @printing
 @passed

@@ -13,7 +13,7 @@ from .writer import Row, Rows, Step, Writer
 
 async def write_async(connection: Any, writer: Writer, rows: Sequence[Row]) -> None:
     refuse_autocommit(connection)
-    await drive_async(writer.procedure(rows, DIALECT), partial(_run, connection))
+    await drive_async(writer.procedure(rows, DIALECT, place=connection), partial(_run, connection))
 
 
 async def create_async(connection: Any, writer: Writer) -> None:

@@ -17,7 +17,7 @@ from .writer import Row, Rows, Step, Writer
 async def write_async(connection: aiosqlite.Connection, writer: Writer, rows: Sequence[Row]) -> None:
     if await _would_autocommit(connection):
         raise no_transaction()
-    await drive_async(writer.procedure(rows, DIALECT.name), partial(_run, connection))
+    await drive_async(writer.procedure(rows, DIALECT.name, place=connection), partial(_run, connection))
 
 
 async def create_async(connection: aiosqlite.Connection, writer: Writer) -> None:

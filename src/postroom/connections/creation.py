@@ -9,19 +9,26 @@ from sqlalchemy import Index, Table
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, ExecutableDDLElement
 
+from ..stores.postgresql_archive import create_archive
 from ..stores.schema import Tables
 
 
 def create_one_by_one(tables: Tables) -> Iterator[ExecutableDDLElement]:
     for table in tables.all():
-        yield CreateTable(table, if_not_exists=True)
-        for index in _indexes(table):
-            yield CreateIndex(index, if_not_exists=True)
+        yield from _create(table)
 
 
 def create_with_bell(tables: Tables) -> Iterator[ExecutableDDLElement]:
-    yield from create_one_by_one(tables)
+    """For PostgreSQL, with an archive that is divided into days."""
+    for table in tables.all():
+        yield from create_archive(tables) if table is tables.archive else _create(table)
     yield CreateSequence(tables.bell, if_not_exists=True)
+
+
+def _create(table: Table) -> Iterator[ExecutableDDLElement]:
+    yield CreateTable(table, if_not_exists=True)
+    for index in _indexes(table):
+        yield CreateIndex(index, if_not_exists=True)
 
 
 def create_with_indexes(tables: Tables) -> Iterator[ExecutableDDLElement]:

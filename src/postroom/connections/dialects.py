@@ -12,7 +12,7 @@ from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.base import Executable
 
 from ..errors import UnsupportedConnection
-from ..stores.schema import Tables, db_now
+from ..stores.schema import SET_UP_LOCK, Tables, db_now
 from .creation import create_one_by_one, create_with_bell, create_with_indexes
 from .presence import mysql_tables, relations
 
@@ -28,6 +28,9 @@ class Dialect:
     create: Callable[[Tables], Iterator[ExecutableDDLElement]]
     creates_tables: bool
     """The first message may do so: DDL does not commit the transaction."""
+    takes_turns: bool = False
+    """One transaction writes at a time: what begins by reading cannot wait for its turn, and whoever waits keeps all
+    others from writing."""
     asks_first: bool = False
     """An error aborts the transaction, so whether the tables are there must be asked before."""
     lock: Executable | None = None
@@ -136,6 +139,7 @@ DIALECTS = {
         count=_conflict_count(sqlite.insert),
         create=create_one_by_one,
         creates_tables=True,
+        takes_turns=True,
         lacks_table=_says_no_such_table,
     ),
     "postgresql": Dialect(
@@ -146,8 +150,7 @@ DIALECTS = {
         creates_tables=True,
         asks_first=True,
         present=relations,
-        # Any number will do, as long as it is the same everywhere.
-        lock=select(func.pg_advisory_xact_lock(literal_column("8246719530172645"))),
+        lock=select(func.pg_advisory_xact_lock(literal_column(str(SET_UP_LOCK)))),
         lacks_table=_has_state_undefined_table,
     ),
     "mysql": _MYSQL,

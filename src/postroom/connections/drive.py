@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,13 +19,13 @@ LONGEST = 1_000_000
 """Bytes of one statement, roughly. MySQL takes at least 4 MiB, however it is set up."""
 
 
-def drive(procedure: Procedure, run: Callable[[Step], Rows]) -> None:
+def drive(procedure: Procedure, run: Callable[[Step], Rows], sleep: Callable[[float], object] = time.sleep) -> None:
     """Run each step. An error is shown to the procedure first, which may know what to do about it."""
     try:
         step = next(procedure)
         while True:
             try:
-                rows = run(step)
+                rows = run(step) if isinstance(step, Step) else _rest(sleep(step.seconds))
             except Exception as error:
                 step = procedure.throw(error)
             else:
@@ -38,13 +40,17 @@ async def drive_async(procedure: Procedure, run: Callable[[Step], Awaitable[Rows
         step = next(procedure)
         while True:
             try:
-                rows = await run(step)
+                rows = await run(step) if isinstance(step, Step) else _rest(await asyncio.sleep(step.seconds))
             except Exception as error:
                 step = procedure.throw(error)
             else:
                 step = procedure.send(rows)
     except StopIteration:
         return
+
+
+def _rest(over: object) -> Rows:
+    return ()
 
 
 class Sql(NamedTuple):

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ..message import Message
+from ..stores.pending import Sample
 from .writer import Row, Writer
 
 
 class Transaction(Protocol):
+    def count_pending(self) -> Sample: ...
+
     def add(
         self,
         message: Message,
@@ -22,6 +25,7 @@ class Transaction(Protocol):
 
 
 def write(transaction: Transaction, writer: Writer, rows: Sequence[Row]) -> None:
+    writer.check_now(transaction.count_pending())
     for row in rows:
         message = row.message
         window = None if message.idempotency_key is None else writer.dedupe_window

@@ -13,7 +13,7 @@ from .writer import Row, Rows, Step, Writer
 
 def write(connection: Any, writer: Writer, rows: Sequence[Row]) -> None:
     refuse_autocommit(connection)
-    drive(writer.procedure(rows, DIALECT), partial(_run, connection))
+    drive(writer.procedure(rows, DIALECT, place=connection), partial(_run, connection))
 
 
 def create(connection: Any, writer: Writer) -> None:

@@ -29,7 +29,9 @@ _MOST_FLUSHES = 100
 
 def write(session: Any, writer: Writer, rows: Sequence[Row]) -> None:
     session = _unwrap(session)
-    on_connection.refuse_autocommit(_bind_for(session, writer))
+    bind = _bind_for(session, writer)
+    on_connection.refuse_autocommit(bind)
+    writer.check_early(bind.engine, bind.dialect.name, bind.dialect.is_async)
     _begin(session)
     _add(session, writer, rows)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.util import await_only
 
 from ..errors import NoTransactionError
 from . import mysql, sqlite3
@@ -21,14 +24,22 @@ if TYPE_CHECKING:
 _MYSQL_DRIVERS = ("pymysql", "mysqldb", "aiomysql", "asyncmy")
 
 
-def write(connection: Connection, writer: Writer, rows: Sequence[Row]) -> None:
+def write(
+    connection: Connection, writer: Writer, rows: Sequence[Row], sleep: Callable[[float], object] = time.sleep
+) -> None:
     refuse_autocommit(connection)
-    known_by = None if _translates_schemas(connection) else connection.connection.driver_connection
-    drive(writer.procedure(rows, connection.dialect.name, known_by), partial(_run, connection))
+    known_by = place = None
+    if not _translates_schemas(connection):
+        known_by, place = connection.connection.driver_connection, connection.engine
+    drive(writer.procedure(rows, connection.dialect.name, known_by, place), partial(_run, connection), sleep)
 
 
 async def write_async(connection: AsyncConnection, writer: Writer, rows: Sequence[Row]) -> None:
-    await connection.run_sync(write, writer, rows)
+    await connection.run_sync(write, writer, rows, _sleep_async)
+
+
+def _sleep_async(seconds: float) -> None:
+    await_only(asyncio.sleep(seconds))
 
 
 def create(target: Connection | Engine, writer: Writer) -> None:

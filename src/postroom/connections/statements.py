@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Float, and_, bindparam, func, insert, or_, select
+from sqlalchemy import ColumnElement, Float, and_, bindparam, false, func, insert, or_, select, update
 from sqlalchemy.sql.base import Executable
 
+from ..stores.pending import select_sample
 from ..stores.schema import Moment, Tables, db_now, seconds_from_now
 from . import bell
 from .dialects import Dialect
@@ -35,6 +36,16 @@ class Statements:
         self.insert_later: Executable = insert(tables.later).inline().values(due_at=_due())
         self.holders: Callable[[int], Executable] = cache(self._holders)
         self.counters: Callable[[int], Executable] = cache(self._counters)
+
+    @cached_property
+    def sample(self) -> Executable:
+        return select_sample(self._tables.meta)
+
+    @cached_property
+    def take_turn(self) -> Executable:
+        """Changes nothing, and waits until it may."""
+        meta = self._tables.meta
+        return update(meta).values(value=meta.c.value).where(false())
 
     @cached_property
     def look(self) -> Executable:

@@ -19,9 +19,11 @@ from sqlalchemy.sql.base import Executable
 from ..clock import Clock
 from ..errors import TablesMissing
 from ..message import Message
+from ..stores.pending import Sample
 from ..stores.schema import Tables
 from .bell import Memory
 from .dialects import Dialect, dialect_named
+from .fullness import Fullness, Limit, Pause
 from .statements import Statements, in_pieces
 
 logger = logging.getLogger("postroom.outbox")
@@ -39,7 +41,7 @@ class Step(NamedTuple):
 
 
 Rows = Sequence[tuple[Any, ...]]
-Procedure = Generator[Step, Rows, None]
+Procedure = Generator[Step | Pause, Rows, None]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -81,6 +83,7 @@ class Writer:
         create_tables: bool,
         clock: Clock | None,
         bind: Engine | None,
+        limit: Limit | None = None,
     ) -> None:
         self.name = name
         self.tables = tables
@@ -90,7 +93,9 @@ class Writer:
         self.clock = clock
         self.bind = bind
         self._statements: dict[str, Statements] = {}
-        self._memory = Memory(clock.monotonic if clock else time.monotonic)
+        monotonic = clock.monotonic if clock else time.monotonic
+        self._memory = Memory(monotonic)
+        self._fullness = Fullness(name, limit, monotonic)
         self._listeners: list[Callable[[], object]] = []
 
     # --- the doorbell within one process
@@ -115,8 +120,12 @@ class Writer:
 
     # --- the procedure
 
-    def procedure(self, rows: Sequence[Row], dialect_name: str, connection: object = None) -> Procedure:
+    def procedure(
+        self, rows: Sequence[Row], dialect_name: str, connection: object = None, place: object = None
+    ) -> Procedure:
         """dedupe → counter → insert, so that an ignored duplicate uses no number.
+
+        `place` stands for the database, if it is not the connection that does.
 
         Nothing is asked before the first write, unless errors abort the transaction: on SQLite one that begins by
         reading cannot wait for another writer. Missing tables are there noticed by the error, which leaves the
@@ -126,6 +135,7 @@ class Writer:
         statements = self._statements_for(dialect_name)
         try:
             rings = dialect.asks_first and (yield from self._look(statements, dialect_name, connection))
+            yield from self._admit(statements, dialect, connection if place is None else place)
             yield from self._write(rows, statements, rings)
         except Exception as error:
             if not self._is_about_tables(error, dialect):
@@ -152,7 +162,38 @@ class Writer:
             if getattr(statement.target, "name", "").lower() not in present:
                 yield Step(statement)
 
-    def _look(self, statements: Statements, dialect_name: str, connection: object) -> Generator[Step, Rows, bool]:
+    # --- a full outbox
+
+    def check_early(self, place: object, dialect_name: str, is_async: bool) -> None:
+        """For those who write later: raise what is known now."""
+        if is_async:
+            self._fullness.refuse_to_wait("an AsyncSession would hold up the event loop")
+        self._refuse_waiting_turns(dialect_named(dialect_name))
+        self._fullness.check(place)
+
+    def check_now(self, sample: Sample | None) -> None:
+        """For a store in this process, which can tell at once."""
+        self._fullness.refuse_to_wait("the relay that is waited for may be on the same thread")
+        self._fullness.refuse_over(sample)
+
+    def _refuse_waiting_turns(self, dialect: Dialect) -> None:
+        if dialect.takes_turns:
+            self._fullness.refuse_to_wait("SQLite has one writer at a time, and the relay would wait for us")
+
+    def _admit(self, statements: Statements, dialect: Dialect, place: object) -> Procedure:
+        self._refuse_waiting_turns(dialect)
+
+        def ask() -> Generator[Step, Rows, Sample | None]:
+            if dialect.takes_turns:
+                yield Step(statements.take_turn)
+            found = yield Step(statements.sample, returns=True)
+            return Sample.read(found[0][0]) if found else None
+
+        yield from self._fullness.admit(place, ask)
+
+    def _look(
+        self, statements: Statements, dialect_name: str, connection: object
+    ) -> Generator[Step | Pause, Rows, bool]:
         """Whether there is a bell to ring. The tables are there afterwards."""
         known = self._memory.bell_of(connection)
         if known is not None:

@@ -92,7 +92,7 @@ class Barriers(Memory):
             slot.rewind(held.skipped_from)
 
     def _skip(self, barrier: HeldKey | ClosedTopic, message: Message, slot: Slot, now: float) -> None:
-        if barrier.parking:
+        if barrier.parking or self._claims_rows:
             self._park(barrier, message)
             return
         slot.skipped += barrier.skip(message.position)
@@ -220,7 +220,9 @@ class Barriers(Memory):
     def _put_back(self, message: Message, slot: Slot, held: HeldKey | None) -> None:
         parked = message.position in self._from_parked
         self._from_parked.discard(message.position)
-        if held is not None and held.message_id == message.id:
+        if self._claims_rows:
+            self._let_go(message, slot)
+        elif held is not None and held.message_id == message.id:
             held.trying = False
             self._await_due(held)
         elif parked and held is not None:
@@ -233,9 +235,15 @@ class Barriers(Memory):
         else:
             slot.rewind(message.position)
 
+    def _let_go(self, message: Message, slot: Slot) -> None:
+        """Of a row that we have claimed. Those of a slot that we leave are given back with it."""
+        if not slot.leaving:
+            self._park(self._gate_of(message, slot), message)
+
     def _reread_parked(self, message: Message, slot: Slot) -> None:
-        closed = slot.closed_topics.get(message.topic)
-        if closed is None:
-            closed = ClosedTopic(name=Gate(slot.number, message.topic, None), since=0.0)
-            slot.closed_topics[message.topic] = closed
+        closed = self._gate_of(message, slot)
         closed.parked, closed.exhausted, closed.cursor = True, False, 0
+
+    def _gate_of(self, message: Message, slot: Slot) -> ClosedTopic:
+        name = Gate(slot.number, message.topic, None)
+        return slot.closed_topics.setdefault(message.topic, ClosedTopic(name=name, since=0.0))

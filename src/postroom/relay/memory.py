@@ -42,6 +42,8 @@ class Memory:
         self._random = random
         self._publish_timeout = publish_timeout
         self._window = 2 * settings.batch_size
+        self._claims_rows = settings.claim == "rows"
+        """Rows that were fetched are in nobody else's reach: those that are not sent must be let go of."""
         self._paused: Globs = Globs()
 
         self.slots: dict[int, Slot] = {}
@@ -123,6 +125,14 @@ class Memory:
     def unanswered(self) -> int:
         return sum(outlet.unanswered for outlet in self._outlets)
 
+    def is_ordered(self, message: Message) -> bool:
+        """Whether it keeps its place among those of its key, which it then holds up if it fails."""
+        return message.key is not None and not self._claims_rows
+
+    def _lane_name(self, message: Message) -> object:
+        """What keeps its order: a (topic, key); any other message stands alone."""
+        return (message.topic, message.key) if self.is_ordered(message) else message.position
+
     def _topic(self, message: Message) -> tuple[Outlet, bool]:
         kind = (message.topic, message.type)
         known = self._topics.get(kind)
@@ -189,8 +199,3 @@ class Memory:
 
     def _new_settlement(self) -> Settlement:
         return Settlement(relay=self._relay, epochs=dict[int, int](), retention=self._settings.retention)
-
-
-def lane_name(message: Message) -> object:
-    """What keeps its order: a (topic, key); a message without a key stands alone."""
-    return message.position if message.key is None else (message.topic, message.key)

@@ -66,6 +66,10 @@ class Plan(Reading):
         """Outlets whose breaker may be probed, with something to probe it with."""
         return [outlet for outlet in self._outlets if outlet.ready and outlet.breaker.probe_due(now)]
 
+    def may_go_soon(self) -> bool:
+        """Whether something is ready, and waits for nothing but the next renewal or its turn at `max_rate`."""
+        return any(outlet.ready and outlet.breaker.state == "closed" for outlet in self._outlets)
+
     def next_event(self, now: float) -> float | None:
         """Seconds until time alone gives this plan something to do."""
         times = [max(0.0, self._due[0][0] - now)] if self._due else []

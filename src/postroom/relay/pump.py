@@ -154,9 +154,9 @@ class Pump:
         return True
 
     def _look_for_retries(self, settlement: Settlement) -> None:
-        """Messages without a key wait for their retry in later; be there when they are due."""
+        """Messages that hold up nobody wait for their retry in later; be there when they are due."""
         now = self._clock.monotonic()
-        delays = [retry.delay for retry in settlement.retries if retry.message.key is None]
+        delays = [retry.delay for retry in settlement.retries if not self.plan.is_ordered(retry.message)]
         if settlement.refunds:
             delays.append(0.0)
         if delays:

@@ -52,15 +52,17 @@ class Reading(Verdicts):
             number, position = message.slot, message.position
             counts[number] += 1
             slot = slots.get(number)
-            if slot is None or (slot.rewind_to is not None and position > slot.rewind_to):
+            if slot is None or slot.leaving:
+                continue  # its next owner reads it: the mark must not pass it
+            if slot.rewind_to is not None and position > slot.rewind_to:
                 continue  # what lies beyond a rewind is read again, in order
             if position > slot.cursor:
                 slot.cursor = position
-            if position not in known and not slot.leaving:
+            if position not in known:
                 self._admit(message, slot, now)
         cut_off = len(fetched.messages) >= limit
         for asked in ranges:
-            if (slot := slots.get(asked.slot)) is not None:
+            if (slot := slots.get(asked.slot)) is not None and not slot.leaving:
                 slot.found = counts[asked.slot]
                 slot.full = cut_off or counts[asked.slot] >= asked.limit
                 slot.horizon = max(slot.horizon, fetched.horizon)
@@ -178,7 +180,7 @@ class Reading(Verdicts):
         self._enter(message, slot, *self._topic(message))
 
     def _enter(self, message: Message, slot: Slot, outlet: Outlet, latest_only: bool) -> None:
-        name = message.position if message.key is None else (message.topic, message.key)
+        name = message.position if message.key is None or self._claims_rows else (message.topic, message.key)
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = self._new_lane(name, slot.number, message.topic, outlet, latest_only)

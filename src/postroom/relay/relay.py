@@ -62,14 +62,12 @@ class Relay:
         if settings is not None and options:
             raise ConfigurationError(f"give settings, or {', '.join(options)}, not both")
         self.settings = settings or Settings.of(**options)
-        if self.settings.claim == "rows":
-            raise ConfigurationError(
-                "claim='rows' needs row locks that this store does not have; use 'slots' or 'leader'"
-            )
         self.id = ""
         """Of the run that is under way, or was last."""
         self.outbox = outbox or Outbox()
         self.store = wiring.store_for(store, self.outbox)
+        if self.settings.claim == "rows":
+            self.store.by_rows(self.id)  # a store that cannot do it says so now
         self._publishers: Routes[wiring.Target] = wiring.targets_for(
             publishers, tuple(unavailable), self.settings.concurrency
         )
@@ -103,6 +101,7 @@ class Relay:
                         await session.drain()
             finally:
                 await session.finish(self.settings.stop_timeout)
+            await self.store.sample(session.sampler.most)
             status = await self.store.status()
             tally = session.tally
             pending = sum(status.counts.get(state, 0) for state in ("pending", "later", "failed"))
@@ -179,6 +178,7 @@ class Relay:
             settings=self.settings,
             clock=self._clock,
             observers=self._observers,
+            max_pending=self.outbox.max_pending,
         )
         self._session = session
         unsubscribe = self.outbox.on_commit(session.ring)

@@ -25,6 +25,7 @@ from .outlet import Outlet
 from .pause import Pause
 from .plan import Plan
 from .pump import Pump, Tally, grace
+from .sampler import Sampler
 from .watch import Watch
 from .wiring import Target
 
@@ -49,17 +50,20 @@ class Session:
         settings: Settings,
         clock: Clock,
         observers: Sequence[Observer],
+        max_pending: int | None = None,
     ) -> None:
         self.tally = Tally()
         self.pumps: list[Pump] = []
         self._relay = relay
         self._name = name
-        self._store = store
+        self._rows = store.by_rows(relay) if settings.claim == "rows" else None
+        self._store = self._rows or store
         self._routes = publishers
         self._settings = settings
         self._clock = clock
-        self._outcomes = Outcomes(store, settings.idle_interval)
+        self._outcomes = Outcomes(self._store, settings.idle_interval)
         self._observers = [self._outcomes, *observers]
+        self.sampler = Sampler(self._store, clock, self._owns_first, max_pending)
         self._publishers: dict[str, Publisher] = {}
         self._keeper: LeaseKeeper | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -180,6 +184,7 @@ class Session:
         duties = [
             asyncio.create_task(self._endure(self._make_watch(keeper).run)),
             asyncio.create_task(self._endure(self._clean)),
+            asyncio.create_task(self._endure(self.sampler.run)),
         ]
         pumps = [asyncio.create_task(self._pump(pump)) for pump in self.pumps]
         leases = asyncio.create_task(self._endure(keeper.run))
@@ -254,7 +259,7 @@ class Session:
             if busy:
                 rung = False
                 await asyncio.sleep(0)
-            elif any(pump.in_flight for pump in self.pumps):
+            elif any(pump.in_flight or pump.plan.may_go_soon() for pump in self.pumps):
                 await _first(*(asyncio.create_task(pump.rest()) for pump in self.pumps))
             elif rung and not any(pump.stirred.is_set() for pump in self.pumps):
                 return
@@ -263,7 +268,9 @@ class Session:
                 self._look_everywhere()
 
     async def _others_have_rows(self) -> bool:
-        """Whether there is something to deliver in slots that are not ours: their owner does it, or its lease ends."""
+        """Whether there is something to deliver that is not ours: its owner does it, or that lease or claim ends."""
+        if self._rows is not None:
+            return await self._rows.is_claimed_elsewhere()
         ours = {slot for pump in self.pumps for slot in pump.plan.slots}
         foreign = [Range(slot, 0, 1) for slot in range(SLOTS) if slot not in ours]
         return bool(foreign) and bool((await self._store.fetch(foreign)).messages)
@@ -315,12 +322,15 @@ class Session:
     async def clean(self) -> None:
         """The owner of slot 0 cleans, in bounded batches with pauses between, so that delivery goes first."""
         limit = self._settings.clean_batch
-        while 0 in self.pumps[0].plan.slots:
+        while self._owns_first():
             count = await self._store.clean(retention=self._settings.retention, limit=limit)
             self.notice(events.Cleaned(outbox=self._name, count=count))
             if count < limit:
                 break
             await asyncio.sleep(0.1)
+
+    def _owns_first(self) -> bool:
+        return self._rows.is_first if self._rows else any(0 in pump.plan.slots for pump in self.pumps)
 
     # -------------------------------------------------------------------------------------------- from outside
 

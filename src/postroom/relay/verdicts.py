@@ -13,7 +13,7 @@ from ..ports import Dead, Gate, Refund, Retry, Settled, Settlement
 from .barriers import Barriers
 from .breaker import Failure
 from .gates import HeldKey, Slot
-from .memory import BreakerChanged, lane_name
+from .memory import BreakerChanged
 from .outlet import Lane, Outlet
 
 SPARE_LANES = 1_000
@@ -23,7 +23,7 @@ SPARE_LANES = 1_000
 class Verdicts(Barriers):
     def answer(self, message: Message, error: BaseException | None, now: float) -> None:
         """A publisher said what became of a message. Settle its key only up to the first unanswered one."""
-        lane = self._lanes[lane_name(message)]
+        lane = self._lanes[self._lane_name(message)]
         lane.outlet.unanswered -= 1
         flying = lane.flying
         if flying[0] is not message:
@@ -48,10 +48,11 @@ class Verdicts(Barriers):
         self._settlement.delivered.extend(messages)
         outlet.unanswered -= len(messages)
         outlet.in_memory -= len(messages)
-        lanes = self._lanes
+        lanes, stand_alone = self._lanes, self._claims_rows
         for message in messages:
             # A lane is in one call at a time: with its first message, all that it has in flight is delivered.
-            lane = lanes.get(message.position if message.key is None else (message.topic, message.key))
+            name = message.position if message.key is None or stand_alone else (message.topic, message.key)
+            lane = lanes.get(name)
             if lane is not None and lane.flying:
                 if lane.returned:
                     self.out_of_order.append((outlet, message))
@@ -189,7 +190,7 @@ class Verdicts(Barriers):
         slot = self.slots.get(message.slot)
         if held is not None:
             self._await_due(held)
-        elif slot is not None and message.key is not None:
+        elif slot is not None and self.is_ordered(message):
             # It was dead without holding its key, and is back before those behind it.
             gate = Gate(message.slot, message.topic, message.key)
             self._remember(
@@ -213,18 +214,19 @@ class Verdicts(Barriers):
             self._bury(message, "rejected" if permanent else "attempts", describe(error), may_hold=True, now=now)
             return
         self._settlement.retries.append(Retry(message, message.attempt, delay, describe(error)))
-        if message.key is not None:
+        if self.is_ordered(message):
             self._hold(message, "retry", now, now + delay)
 
     def _bury(self, message: Message, reason: str, error: str, *, may_hold: bool, now: float = 0.0) -> None:
-        holding = may_hold and message.key is not None and self._blocks(message)
+        may_hold_key = may_hold and self.is_ordered(message)
+        holding = may_hold_key and self._blocks(message)
         self._topic(message)[0].breaker.suspects.pop(message.id, None)
         # An expired message would only expire again.
         revive_after = self._settings.revive_after.value_for(message.topic, message.type) if may_hold else None
         self._settlement.dead.append(Dead(message, message.attempt, reason, error, holding, revive_after))
         if holding:
             self._hold(message, "dead", now, None)
-        elif may_hold and message.key is not None:
+        elif may_hold_key:
             # Later ones may go on, but only once this is written down: after a crash it would be tried behind them.
             self._hold(message, "dead", now, None).provisional = True
         elif (held := self._held_by(message)) is not None:

@@ -24,18 +24,21 @@ from ..ports import (
     Due,
     Entry,
     Fetched,
+    Finding,
     Gate,
     Hold,
     Lease,
     Leases,
+    Place,
     Query,
     Range,
+    RowStore,
     Settled,
     Settlement,
     Status,
     Wakeup,
 )
-from . import memory_leases, memory_read, memory_settle, memory_tend
+from . import checkup, memory_leases, memory_read, memory_settle, memory_tend
 from .memory_tables import Tables
 from .memory_writes import MemoryTransaction, Write, commit
 
@@ -107,6 +110,11 @@ class MemoryStore:
     def _commit(self, writes: Sequence[Write]) -> None:
         if writes:
             self._perform_and_ring(commit, writes)
+
+    def by_rows(self, relay: str) -> RowStore:
+        raise ConfigurationError(
+            "claim='rows' needs row locks, which the memory store does not have: use claim='slots'"
+        )
 
     # --- waking relays, on whatever thread they are
 
@@ -185,6 +193,10 @@ class MemoryStore:
     async def clean(self, *, retention: float | None, limit: int) -> int:
         return self._perform(memory_tend.clean, retention, limit)
 
+    async def sample(self, most: int) -> int:
+        """Writers are in this process, and can count by themselves."""
+        return self._perform(memory_read.count_pending)
+
     async def revive(self, ids: Sequence[str]) -> int:
         return self._perform_and_ring(memory_tend.revive, ids)
 
@@ -202,11 +214,17 @@ class MemoryStore:
     async def entries(self, query: Query) -> list[Entry]:
         return self._perform(memory_read.entries, query)
 
+    async def places(self, query: Query) -> list[Place]:
+        return self._perform(memory_read.places, query)
+
     async def entry(self, id: str) -> Entry | None:
         return self._perform(memory_read.entry, id)
 
     async def holds(self, topic: str | None = None, key: str | None = None, limit: int = 100) -> list[Hold]:
         return self._perform(memory_read.holds, topic, key, limit)
+
+    async def diagnose(self) -> list[Finding]:
+        return checkup.of_status(await self.status())
 
 
 class _Event:

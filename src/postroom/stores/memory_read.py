@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 from ..message import Message
-from ..ports import NO_LIMIT, Entry, Fetched, Gate, Hold, Meta, Query, Range, State, Status
+from ..ports import NO_LIMIT, Entry, Fetched, Gate, Hold, Meta, Place, Query, Range, State, Status
 from .memory_rows import BreakerRow, Outcome, Row
 from .memory_tables import Tables
 
@@ -78,6 +78,10 @@ def _count_behind(tables: Tables, gate: Gate) -> int:
     return sum(row.position != tables.holds[gate].position for row in rows)
 
 
+def count_pending(tables: Tables) -> int:
+    return len(tables.hot.rows) + len(tables.parked.rows)
+
+
 # --- for operators
 
 
@@ -131,14 +135,20 @@ def holds(tables: Tables, topic: str | None, key: str | None, limit: int) -> lis
 
 
 def entries(tables: Tables, query: Query) -> list[Entry]:
-    found = sorted((entry for entry in _entries(tables) if _matches(tables, entry, query)), key=_age_order)
+    matching = (entry for entry in _entries(tables) if _matches(tables, entry, query))
+    found = sorted((entry for entry in matching if query.after is None or entry.place > query.after), key=_place)
     return found[query.offset : query.offset + query.limit]
+
+
+def places(tables: Tables, query: Query) -> list[Place]:
+    return [entry.place for entry in entries(tables, query)]
 
 
 def entry(tables: Tables, id: str) -> Entry | None:
     found = [entry for entry in _entries(tables) if entry.message.id == id]
     undelivered = [entry for entry in found if entry.state not in get_args(Outcome)]
-    return next(iter(undelivered or reversed(found)), None)
+    dead = [entry for entry in undelivered if entry.state == "dead"]
+    return next(iter(dead or undelivered or reversed(found)), None)
 
 
 def _entries(tables: Tables) -> Iterator[Entry]:
@@ -180,6 +190,7 @@ def _matches(tables: Tables, entry: Entry, query: Query) -> bool:
     return (
         query.state in (None, entry.state)
         and query.key in (None, message.key)
+        and message.id.startswith(query.begins or "")
         and (query.topic is None or fnmatchcase(message.topic, query.topic))
         and (query.type is None or fnmatchcase(message.type or "", query.type))
         and (query.older_than is None or age > query.older_than)
@@ -187,5 +198,5 @@ def _matches(tables: Tables, entry: Entry, query: Query) -> bool:
     )
 
 
-def _age_order(entry: Entry) -> tuple[Any, ...]:
-    return entry.message.created_at, entry.message.position
+def _place(entry: Entry) -> Place:
+    return entry.place

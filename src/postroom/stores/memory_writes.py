@@ -10,8 +10,10 @@ from datetime import datetime, timedelta
 
 from ..errors import NoTransactionError
 from ..message import Message, slot_of
+from . import memory_read
 from .memory_rows import Row
 from .memory_tables import Tables
+from .pending import Sample
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +62,10 @@ class MemoryTransaction:
         self._ledger = Ledger.over(tables).layer()
         self._writes: list[Write] = []
         self._over = False
+
+    def count_pending(self) -> Sample:
+        """What is committed."""
+        return Sample(memory_read.count_pending(self._tables), self._tables.now())
 
     def add(
         self,

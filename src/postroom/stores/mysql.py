@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -11,19 +11,24 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Insert, Table, and_, func, select
 from sqlalchemy.dialects.mysql import insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..clock import Clock
 from ..errors import StoreUnavailable
 from ..message import Message
-from ..ports import NO_LIMIT, Range
-from .mysql_statements import delete_unheld, listed, padded, select_news, select_slots
+from ..ports import NO_LIMIT, Finding, Range
+from . import mysql_doctor
+from .mysql_statements import delete_claims, delete_unheld, listed, padded, select_news, select_slots
 from .mysql_writers import uncommitted
 from .sql import Rows
 from .sql_rows import Header, range_values, read_message
 from .sql_server import CONNECT_TIMEOUT, ServerDialect, ServerStore, in_order
 from .sql_transaction import Transaction
 
+SYNC_DRIVERS = ("pymysql", "mysqldb")
+OURS = ("autocommit", "connect_timeout", "init_command", "read_timeout", "use_unicode", "write_timeout")
+PARAMETERS: dict[str, dict[str, str | None]] = {"asyncmy": dict.fromkeys(OURS), "aiomysql": dict.fromkeys(OURS)}
 SET_UP_LOCK = "postroom"
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 CONFLICTS = {1213}
@@ -32,6 +37,7 @@ MAY_PASS = {1040, 1042, 1043, 1053, 1077, 1078, 1079, 1152, 1153, 1159, 1160, 11
             1969, 2002, 2003, 2006, 2013, 2014, 2055, 3024, 4031}  # fmt: skip
 """Connections, shutdown, limits, lock wait time-outs, deadlocks, interrupted statements."""
 TABLE_MISSING = 1146
+TABLE_EXISTS = 1050
 
 
 class MysqlDialect(ServerDialect):
@@ -46,6 +52,16 @@ class MysqlDialect(ServerDialect):
 
     def end_set_up(self, transaction: Transaction) -> None:
         transaction.run(select(func.release_lock(SET_UP_LOCK)))
+
+    def create(self, transaction: Transaction) -> None:
+        """An application may create tables meanwhile, which has no lock: then what is missing is looked up again."""
+        for _ in transaction.tables.all():
+            try:
+                return super().create(transaction)
+            except DBAPIError as error:
+                if code_of(error.orig or error) != TABLE_EXISTS:
+                    raise
+        return super().create(transaction)
 
     def insert_missing(self, table: Table) -> Insert:
         """Not INSERT IGNORE, which swallows what it should say."""
@@ -67,6 +83,10 @@ class MysqlDialect(ServerDialect):
     def is_table_missing(self, error: BaseException) -> bool:
         return code_of(error) == TABLE_MISSING
 
+    @property
+    def checks(self) -> Mapping[str, Callable[[Transaction], Finding]]:
+        return mysql_doctor.CHECKS
+
 
 def code_of(error: BaseException) -> int:
     code = error.args[0] if error.args else 0
@@ -81,7 +101,10 @@ class MysqlStore(ServerStore[Collection[int]]):
         "mysql": "mysql+asyncmy",
         "mariadb": "mariadb+asyncmy",
         **{name: name for name in ("mysql+asyncmy", "mariadb+asyncmy", "mysql+aiomysql", "mariadb+aiomysql")},
+        **{f"mysql+{name}": "mysql+asyncmy" for name in SYNC_DRIVERS},
+        **{f"mariadb+{name}": "mariadb+asyncmy" for name in SYNC_DRIVERS},
     }
+    parameters = PARAMETERS
     ask_interval = 0.1
     ask_distance = NO_LIMIT
     dialect = MysqlDialect()
@@ -168,6 +191,11 @@ class MysqlStore(ServerStore[Collection[int]]):
         tables, values = self.tables, padded(positions)
         statement = partial(delete_unheld, tables.hot, tables.holds, len(values))
         return await self._count(("delivered", len(values)), statement, **listed(values))
+
+    async def delete_claims(self, messages: Sequence[Message]) -> int:
+        values = padded(sorted(message.position for message in messages))
+        statement = partial(delete_claims, self.tables.claims, len(values))
+        return await self._count(("claimed", len(values)), statement, **listed(values))
 
 
 def read_dirty(transaction: Transaction, slots: Sequence[int], after: int, to: int, known: Sequence[int]) -> set[int]:

@@ -89,6 +89,10 @@ def select_news(tables: Tables, count: int, clocked: bool) -> Select[*tuple[Any,
     return select(asked.c.slot).where(has_work(tables, asked, now))
 
 
+def delete_claims(claims: Table, count: int) -> Delete:
+    return delete(claims).where(_is_listed(claims.c.position, count))
+
+
 def delete_unheld(hot: Table, holds: Table, count: int) -> Delete:
     """Delete delivered rows, none if one of them holds its key."""
     is_held = exists().where(_is_listed(holds.c.position, count))

@@ -4,34 +4,52 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, any_, func, literal, select
+from sqlalchemy import ColumnElement, Insert, Table, any_, func, inspect, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateSequence
 
 from ..clock import Clock
-from ..message import Message
-from ..ports import Beat, Leases, Range, Wakeup
+from ..message import SLOTS, Message
+from ..ports import Beat, Fetched, Finding, Leases, Range, Settlement, Wakeup
+from . import postgresql_doctor
+from .postgresql_archive import create_archive
 from .postgresql_bell import Doorbell, has_bell, listen_with_asyncpg, listen_with_psycopg, notify, set_bits
+from .postgresql_claims import claim_hot, delete_claims
+from .postgresql_days import Days, whole_days
 from .postgresql_leases import read_renewal, renewal, values_of
-from .postgresql_statements import delete_unheld, select_lockers, select_news, select_slots, select_stragglers
+from .postgresql_statements import (
+    archive_unheld,
+    delete_unheld,
+    select_lockers,
+    select_news,
+    select_slots,
+    select_stragglers,
+)
 from .postgresql_writers import Locker, Snapshot
-from .schema import bell_channel
-from .sql import Polling, Rows
+from .schema import SET_UP_LOCK, bell_channel
+from .sql import Polling, Rows, uninterrupted
+from .sql_claims import Claim, Wanted
 from .sql_rows import Header, read_message
 from .sql_server import CONNECT_TIMEOUT, STATEMENT_TIMEOUT, ServerDialect, ServerStore
+from .sql_settle import positions_of
 from .sql_transaction import Transaction
 
 TIMEOUTS: dict[str, dict[str, Any]] = {
     "asyncpg": {"timeout": CONNECT_TIMEOUT, "command_timeout": STATEMENT_TIMEOUT},
     "psycopg": {"connect_timeout": int(CONNECT_TIMEOUT)},
+}
+PARAMETERS: dict[str, dict[str, str | None]] = {
+    "asyncpg": {"sslmode": "ssl", "application_name": None, "client_encoding": None, "connect_timeout": None},
+    "psycopg": {"connect_timeout": None},
 }
 SERVER_SETTINGS = {"application_name": "postroom", "default_transaction_isolation": "read committed"}
 CAREFUL: dict[str, dict[str, Any]] = {
@@ -43,9 +61,6 @@ CAREFUL: dict[str, dict[str, Any]] = {
     "psycopg": {"prepare_threshold": None},
 }
 """What keeps a driver from preparing statements under a name."""
-
-SET_UP_LOCK = 0x706F7374726F70
-"""The advisory lock under which tables are created."""
 
 CONFLICTS = {"40001", "40P01"}
 """Serialisation failure, deadlock."""
@@ -77,6 +92,11 @@ class PostgresqlDialect(ServerDialect):
         transaction.run(select(func.pg_advisory_xact_lock(SET_UP_LOCK)))
 
     def create(self, transaction: Transaction) -> None:
+        if not inspect(transaction.connection).has_table(
+            transaction.tables.archive.name, schema=transaction.tables.archive.schema
+        ):
+            for statement in create_archive(transaction.tables):
+                transaction.run(statement)
         super().create(transaction)
         transaction.run(CreateSequence(transaction.tables.bell, if_not_exists=True))
 
@@ -95,6 +115,10 @@ class PostgresqlDialect(ServerDialect):
     def is_table_missing(self, error: BaseException) -> bool:
         return state_of(error) == "42P01"
 
+    @property
+    def checks(self) -> Mapping[str, Callable[[Transaction], Finding]]:
+        return postgresql_doctor.CHECKS
+
 
 def state_of(error: BaseException) -> str:
     """The SQLSTATE; a connection that broke without a word counts as one of those that say so."""
@@ -109,13 +133,17 @@ class PostgresqlStore(ServerStore[Snapshot]):
     """Reading and settling go straight to asyncpg, each one statement; everything else through SQLAlchemy."""
 
     workers = 4
+    sweep_interval = 600.0  # nothing depends on it, and dead rows may be many
     drivers = {  # noqa: RUF012 - nobody changes it
         "postgresql": "postgresql+asyncpg",
         "postgres": "postgresql+asyncpg",
         "postgresql+asyncpg": "postgresql+asyncpg",
         "postgresql+psycopg": "postgresql+psycopg",
         "postgresql+psycopg_async": "postgresql+psycopg",
+        "postgresql+psycopg2": "postgresql+asyncpg",
+        "postgresql+pg8000": "postgresql+asyncpg",
     }
+    parameters = PARAMETERS
     ask_interval = 0.05
     ask_distance = 2_000
     dialect = PostgresqlDialect()
@@ -132,6 +160,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
         super().__init__(url, name=name, prefix=prefix, schema=schema, clock=clock)
         self._is_pooled = True
         self._has_warned = False
+        monotonic = clock.monotonic if clock else time.monotonic
+        self._days = Days(self._shown_url, self._read, self._try_once, monotonic)
 
     # --- open and close
 
@@ -146,6 +176,11 @@ class PostgresqlStore(ServerStore[Snapshot]):
         if not self._is_pooled:
             await self._disconnect()
             await super()._connect(create_tables)
+
+    async def _set_up(self, claim: str | None, create_tables: bool) -> None:
+        await super()._set_up(claim, create_tables)
+        if create_tables:
+            await self._days.add()
 
     def _create_engine(self) -> AsyncEngine:
         arguments = CAREFUL[self._driver] if self._is_pooled else {}
@@ -206,6 +241,50 @@ class PostgresqlStore(ServerStore[Snapshot]):
     async def _delete_hot(self, positions: Sequence[int]) -> int:
         statement = partial(delete_unheld, self.tables.hot, self.tables.holds)
         return await self._count("delivered", statement, positions=positions)
+
+    async def _settle_hot(self, settlement: Settlement) -> bool:
+        if settlement.retention is None:
+            return await super()._settle_hot(settlement)
+        positions = sorted(message.position for message in settlement.delivered)
+        return await uninterrupted(self._archive_hot(positions)) == len(positions)
+
+    async def _archive_hot(self, positions: Sequence[int]) -> int:
+        """Move the rows at these positions to the archive, none of them if one holds its key; how many."""
+        statement = partial(archive_unheld, self.tables, self._clock is not None)
+        now = {"now": self._clock.now()} if self._clock else {}
+        return await self._count("archived", statement, positions=positions, **now)
+
+    # --- rows claimed one by one
+
+    async def _claim_hot(self, claim: Claim, wanted: Wanted) -> Fetched:
+        shape = (self._clock is not None, len(wanted.slots) >= SLOTS)
+        prepared = self._prepare(("claim", *shape), lambda: claim_hot(self.tables, *shape))
+        values = {**claim._asdict(), **wanted._asdict(), **self._given_time()}
+        rows = await self._driver_rows(prepared.sql, prepared.bind(values))
+        now = self._clock.now() if self._clock else Header.read(rows[0]).now
+        return Fetched([read_message(row) for row in rows[1:]], 0, now)
+
+    async def delete_claims(self, messages: Sequence[Message]) -> int:
+        return await self._count(
+            "claimed", partial(delete_claims, self.tables.claims), positions=positions_of(messages)
+        )
+
+    def _given_time(self) -> dict[str, datetime]:
+        return {"now": self._clock.now()} if self._clock else {}
+
+    # --- cleaning: old days of the archive go as a whole
+
+    async def clean(self, *, retention: float | None, limit: int) -> int:
+        dropped = await self._days.tend(retention, limit)
+        longer = await self._read(whole_days, retention)
+        return dropped + await super().clean(retention=longer, limit=limit)
+
+    async def _try_once(self, work: Callable[[Transaction], None]) -> None:
+        with self._errors_translated():
+            await self._try(True, work)
+
+    async def diagnose(self) -> list[Finding]:
+        return [*await super().diagnose(), postgresql_doctor.of_pooler(self._is_pooled)]
 
     # --- what an idle relay does: one statement each
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    insert,
     literal_column,
     or_,
     select,
@@ -35,7 +36,7 @@ from .schema import Moment, Tables, db_now
 from .sql_read import has_work
 from .sql_rows import after_header, message_columns
 
-__all__ = ["delete_unheld", "select_lockers", "select_news", "select_slots", "select_stragglers"]
+__all__ = ["archive_unheld", "delete_unheld", "select_lockers", "select_news", "select_slots", "select_stragglers"]
 
 
 def select_slots(hot: Table, again: bool) -> SelectBase:
@@ -147,3 +148,16 @@ def delete_unheld(hot: Table, holds: Table) -> SelectBase:
     is_held = exists().where(holds.c.position == listed)
     gone = delete(hot).where(hot.c.position == listed, ~is_held).returning(hot.c.position).cte("gone")
     return select(func.count()).select_from(gone)
+
+
+def archive_unheld(tables: Tables, clocked: bool) -> SelectBase:
+    """Move delivered rows to the archive, none if one of them holds its key; how many were moved."""
+    hot, archive = tables.hot, tables.archive
+    listed = any_(_array("positions", BigInteger))
+    is_held = exists().where(tables.holds.c.position == listed)
+    gone = delete(hot).where(hot.c.position == listed, ~is_held).returning(*message_columns(hot)).cte("gone")
+    now: ColumnElement[Any] = bindparam("now", type_=Moment) if clocked else db_now()
+    delivered = literal_column("'delivered'", archive.c.outcome.type)
+    names = ["outcome", "settled_at", *(item.name for item in gone.c)]
+    kept = insert(archive).inline().from_select(names, select(delivered, now, *gone.c)).cte("kept")
+    return select(func.count()).select_from(gone).add_cte(kept)

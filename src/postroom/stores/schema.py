@@ -28,7 +28,7 @@ from sqlalchemy import (
     Text,
     func,
 )
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
@@ -40,9 +40,14 @@ from ..errors import ConfigurationError
 from ..message import LONGEST_NAME
 
 VERSION = 1
-"""What this code writes."""
+"""Of the tables that this code makes. Raised when they change in a way that code can tell."""
 MIN_COMPATIBLE = 1
-"""The oldest code that can work with tables of `VERSION`."""
+"""What these tables require of the code: it must know this version. Written into them, for older code to read."""
+OLDEST_TABLES = 1
+"""What this code requires of the tables: it can work with those of this version or later."""
+
+SET_UP_LOCK = 0x706F7374726F70
+"""PostgreSQL's advisory lock under which tables are created, by the write side and by stores alike."""
 
 DEFAULT_PREFIX = "postroom_"
 
@@ -197,6 +202,36 @@ def _message_columns() -> list[SchemaItem]:
     ]
 
 
+def _storage(**parameters: Any) -> dict[str, Any]:
+    """Storage parameters on PostgreSQL. SQLAlchemy 2.0 cannot write them for tables: there the server's defaults hold,
+    which is a matter of speed alone."""
+    known: dict[Any, Any] = dict(postgresql.dialect.construct_arguments or ())
+    return {"postgresql_with": parameters} if "with" in known.get(Table, {}) else {}
+
+
+def _passed_through() -> dict[str, Any]:
+    """Rows come and go, so what is to be vacuumed has nothing to do with how many there are. Rows that are about to be
+    deleted need not be frozen."""
+    vacuum: dict[str, Any] = {
+        "autovacuum_vacuum_scale_factor": 0,
+        "autovacuum_vacuum_threshold": 10_000,
+        "autovacuum_vacuum_cost_delay": 0,
+    }
+    return _storage(
+        **vacuum,
+        **{f"toast.{name}": value for name, value in vacuum.items()},
+        autovacuum_vacuum_insert_threshold=-1,
+        autovacuum_analyze_scale_factor=0,
+        autovacuum_analyze_threshold=50_000,
+    )
+
+
+def _rewritten() -> dict[str, Any]:
+    """A few rows that change all the time: with room on their pages for the next version, and seldom more than a
+    hundred old ones."""
+    return _storage(fillfactor=50, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=100)
+
+
 MESSAGE_COLUMNS = tuple(column.name for column in _message_columns() if isinstance(column, Column))
 """What a message carries from table to table, without its position."""
 
@@ -210,6 +245,7 @@ class Tables:
     hot: Table
     later: Table
     parked: Table
+    claims: Table
     dead: Table
     archive: Table
     dedupe: Table
@@ -272,6 +308,7 @@ def define_tables(
             index("outbox_by_slot", "slot", "position"),
             # A plain rowid would restart at 1 once the table is empty, and order would be lost.
             sqlite_autoincrement=True,
+            **_passed_through(),
         ),
         later=table(
             "later",
@@ -281,6 +318,7 @@ def define_tables(
             *_message_columns(),
             index("later_by_due", "slot", "due_at", "number"),
             sqlite_autoincrement=True,
+            **_passed_through(),
         ),
         parked=table(
             "parked",
@@ -289,6 +327,17 @@ def define_tables(
             *_message_columns(),
             index("parked_by_key", "slot", "topic", "key", "position"),
             index("parked_by_topic", "slot", "behind", "topic", "position"),
+            **_passed_through(),
+        ),
+        claims=table(
+            "claims",
+            _position(primary_key=True, autoincrement=False),
+            Column("token", Name(64), nullable=False),
+            Column("until", Moment, nullable=False),
+            *_message_columns(),
+            index("claims_by_token", "token"),
+            index("claims_by_until", "until"),
+            **_passed_through(),
         ),
         dead=table(
             "dead",
@@ -353,6 +402,7 @@ def define_tables(
             Column("epoch", BigInteger, nullable=False),
             Column("expires_at", Moment),
             Column("mark", BigInteger, nullable=False, server_default="0"),
+            **_rewritten(),
         ),
         relays=table(
             "relays",
@@ -364,6 +414,7 @@ def define_tables(
             Column("until", Moment, nullable=False),
             Column("in_flight", Integer, nullable=False),
             Column("woken_by", String(32), nullable=False),
+            **_rewritten(),
         ),
         breakers=table(
             "breakers",
@@ -374,11 +425,13 @@ def define_tables(
             Column("tripped_at", Moment),
             Column("tripped_by", Name(64)),
             Column("error", _long_text()),
+            **_rewritten(),
         ),
         meta=table(
             "meta",
             Column("name", String(32), primary_key=True),
             Column("value", Name(), nullable=False),
+            **_rewritten(),
         ),
         bell=Sequence(
             f"{prefix}bell", start=0, minvalue=-(2**63), maxvalue=2**63 - 1, schema=schema or metadata.schema

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ..clock import Clock
-from ..errors import StoreError, StoreUnavailable, TablesMissing
+from ..errors import ConfigurationError, StoreError, StoreUnavailable, TablesMissing
 from ..message import Message
 from ..ports import (
     NO_LIMIT,
@@ -26,12 +26,15 @@ from ..ports import (
     Due,
     Entry,
     Fetched,
+    Finding,
     Gate,
     Hold,
     Lease,
     Leases,
+    Place,
     Query,
     Range,
+    RowStore,
     Settled,
     Settlement,
     Status,
@@ -39,7 +42,7 @@ from ..ports import (
     Wakeup,
 )
 from ..redact import redact
-from . import sql_leases, sql_read, sql_settle, sql_setup, sql_tend
+from . import sql_doctor, sql_leases, sql_read, sql_settle, sql_setup, sql_tend
 from .schema import define_tables, prefix_of
 from .sql_rows import Prepared, range_values, read_message, select_lowest, select_parked, select_ranges
 from .sql_transaction import SqlDialect, Transaction
@@ -95,7 +98,7 @@ class SqlStore(Store):
         self._openings += 1
 
     async def _set_up(self, claim: str | None, create_tables: bool) -> None:
-        if not await self._read(sql_setup.is_set_up):
+        if not await self._read(sql_setup.is_set_up, create_tables):
             await self._write(sql_setup.set_up, create_tables)
         await self._read(sql_setup.check)
         if claim is not None and (await self._read(sql_setup.read_meta)).claim != claim:
@@ -176,6 +179,11 @@ class SqlStore(Store):
         return StoreError(f"{self._shown_url}: {error}")
 
     # --- waking up
+
+    def by_rows(self, relay: str) -> RowStore:
+        raise ConfigurationError(
+            f"claim='rows' needs row locks, which {self._shown_url} does not have: use claim='slots'"
+        )
 
     @asynccontextmanager
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
@@ -276,6 +284,11 @@ class SqlStore(Store):
     async def clean(self, *, retention: float | None, limit: int) -> int:
         return await self._write(sql_tend.clean, retention, limit)
 
+    async def sample(self, most: int) -> int:
+        count = await self._read(sql_tend.count_pending, most)
+        await self._write(sql_tend.note_pending, count)
+        return count
+
     async def revive(self, ids: Sequence[str]) -> int:
         return await self._write(sql_tend.revive, ids)
 
@@ -293,11 +306,17 @@ class SqlStore(Store):
     async def entries(self, query: Query) -> list[Entry]:
         return await self._read(sql_read.entries, query)
 
+    async def places(self, query: Query) -> list[Place]:
+        return await self._read(sql_read.places, query)
+
     async def entry(self, id: str) -> Entry | None:
         return await self._read(sql_read.entry, id)
 
     async def holds(self, topic: str | None = None, key: str | None = None, limit: int = 100) -> list[Hold]:
         return await self._read(sql_read.holds, topic, key, limit)
+
+    async def diagnose(self) -> list[Finding]:
+        return await self._read(sql_doctor.examine, self.name)
 
 
 class Polling:

@@ -24,12 +24,11 @@ from .sql_transaction import LONGEST_ERROR, Transaction
 
 
 def renew(transaction: Transaction, beat: Beat) -> Leases:
-    _register(transaction, beat)
+    register(transaction, beat)
     _update_ours(transaction, beat.relay, beat.epochs, beat.marks, expires_at=transaction.after(beat.ttl))
-    leases, relays = transaction.tables.leases, transaction.tables.relays
-    alive = select(relays.c.id).where(relays.c.until > transaction.now).order_by(relays.c.id)
+    leases = transaction.tables.leases
     return Leases(
-        relays=list(transaction.run(alive).scalars()),
+        relays=live_relays(transaction),
         slots={row.slot: _read_lease(transaction, row) for row in transaction.rows(select(leases))},
     )
 
@@ -38,7 +37,7 @@ def acquire(transaction: Transaction, relay: str, slots: Sequence[int], ttl: flo
     free = [row for row in lock_leases(transaction, slots) if _is_free(transaction, row)]
     if not free:
         return {}
-    first = _next_epochs(transaction, len(free))
+    first = next_epochs(transaction, len(free))
     until = transaction.after(ttl)
     taken = {
         row.slot: Lease(slot=row.slot, owner=relay, epoch=first + number, expires_in=ttl, mark=row.mark)
@@ -70,7 +69,13 @@ def lock_leases(transaction: Transaction, slots: Sequence[int]) -> Sequence[Any]
     return transaction.rows(chosen.order_by(leases.c.slot).with_for_update())
 
 
-def _register(transaction: Transaction, beat: Beat) -> None:
+def live_relays(transaction: Transaction) -> list[str]:
+    relays = transaction.tables.relays
+    alive = select(relays.c.id).where(relays.c.until > transaction.now).order_by(relays.c.id)
+    return list(transaction.run(alive).scalars())
+
+
+def register(transaction: Transaction, beat: Beat) -> None:
     relays = transaction.tables.relays
     values = {
         "host": beat.host,
@@ -108,7 +113,7 @@ def _is_free(transaction: Transaction, row: Any) -> bool:
     return row.owner is None or row.expires_at is None or row.expires_at <= transaction.now
 
 
-def _next_epochs(transaction: Transaction, count: int) -> int:
+def next_epochs(transaction: Transaction, count: int) -> int:
     """The first of `count` numbers that were never used before."""
     meta = transaction.tables.meta
     is_counter = meta.c.name == "epoch"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Integer,
     Select,
     SmallInteger,
     Table,
@@ -16,6 +18,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    literal_column,
     null,
     or_,
     select,
@@ -24,14 +27,17 @@ from sqlalchemy import (
 from sqlalchemy.types import NULLTYPE, TypeEngine
 
 from ..message import Message
-from ..ports import NO_LIMIT, Entry, Gate, Hold, Query, Range, State, Status
-from .schema import MESSAGE_COLUMNS, Tables
+from ..ports import NO_LIMIT, Entry, Gate, Hold, Place, Query, Range, State, Status
+from .schema import MESSAGE_COLUMNS, Moment, Tables
 from .sql_rows import message_columns, read_hold, read_message
 from .sql_setup import read_meta
 from .sql_transaction import Transaction
 
+WHOLE_ID = 36
 HOLD_COLUMNS = ("position", "status", "until", "error")
 Conditions = Callable[[Table], list[ColumnElement[bool]]]
+Branch = Callable[[Transaction, str, Table], Select[*tuple[Any, ...]]]
+"""What is selected of one table that holds messages, by its name among the tables."""
 
 # --- for the owner of a slot
 
@@ -129,7 +135,7 @@ def _count_behind(transaction: Transaction) -> ColumnElement[int]:
 
 def _count_states(transaction: Transaction) -> Mapping[str, int]:
     tables = transaction.tables
-    waiting = _count(transaction, tables.hot) + _count(transaction, tables.parked)
+    waiting = sum(_count(transaction, table) for table in (tables.hot, tables.parked, tables.claims))
     heads = _count_heads(transaction)
     put_off = _count(transaction, tables.later, tables.later.c.attempts > 0)
     counts = {
@@ -154,7 +160,7 @@ def _oldest_pending(transaction: Transaction) -> float | None:
     tables = transaction.tables
     firsts = [
         transaction.run(select(table.c.created_at).order_by(table.c.position).limit(1)).scalar()
-        for table in (tables.hot, tables.parked)
+        for table in (tables.hot, tables.parked, tables.claims)
     ]
     return max((-transaction.seconds_until(first) for first in firsts if first is not None), default=None)
 
@@ -188,21 +194,64 @@ def _read_breaker(row: Any) -> Mapping[str, Any]:
 
 
 def entries(transaction: Transaction, query: Query) -> list[Entry]:
-    branches = list(_branches(transaction, query.state, lambda table: _conditions(transaction, table, query)))
-    found = union_all(*branches).subquery()
-    page = select(found).order_by(found.c.created_at, found.c.place_order, found.c.id)
-    return [_read_entry(row) for row in transaction.rows(page.limit(query.limit).offset(query.offset))]
+    return [_read_entry(row) for row in transaction.rows(_page(transaction, query, _select_entries))]
+
+
+def places(transaction: Transaction, query: Query) -> list[Place]:
+    found = transaction.rows(_page(transaction, query, _select_places))
+    return [Place(row.created_at, row.place_order, row.id, bool(row.is_over)) for row in found]
+
+
+def _page(transaction: Transaction, query: Query, chosen: Branch) -> Select[*tuple[Any, ...]]:
+    conditions = partial(_conditions, transaction, query)
+    found = union_all(*_branches(transaction, query.state, conditions, chosen)).subquery()
+    created_at = transaction.dialect.comparable(found.c.created_at)
+    page = select(found).order_by(created_at, found.c.place_order, found.c.id, found.c.is_over)
+    return page.limit(query.limit).offset(query.offset)
+
+
+def _select_places(transaction: Transaction, name: str, table: Table) -> Select[*tuple[Any, ...]]:
+    return select(table.c.created_at, *(value.label(label) for label, value in _order(name, table).items()), table.c.id)
+
+
+def _order(name: str, table: Table) -> dict[str, ColumnElement[Any]]:
+    return {
+        "place_order": table.c.get("position", literal_column(str(NO_LIMIT), BigInteger)),
+        "is_over": literal_column("1" if name == "archive" else "0", Integer),
+    }
+
+
+def _is_after(transaction: Transaction, table: Table, place: Place) -> ColumnElement[bool]:
+    """In the order of places. A time that could not be read comes before all others."""
+    is_archive = table is transaction.tables.archive
+    order = _order("archive" if is_archive else "", table)["place_order"]
+    is_same = and_(order == place.order, table.c.id == place.id, literal(is_archive and not place.is_over))
+    is_later = or_(order > place.order, and_(order == place.order, table.c.id > place.id), is_same)
+    comparable = transaction.dialect.comparable
+    created_at = comparable(table.c.created_at)
+    if place.created_at is None:
+        return or_(created_at.is_not(None), is_later)
+    moment = comparable(literal(place.created_at, Moment))
+    return or_(created_at > moment, and_(created_at == moment, is_later))
 
 
 def entry(transaction: Transaction, id: str) -> Entry | None:
-    """An undelivered one before those in the archive, of which the last."""
-    branches = _branches(transaction, None, lambda table: [table.c.id == id])
+    """An undelivered one before those in the archive, of which the last.
+
+    The dead are looked at first, by their index. What is pending has none on the id, which every message would have to
+    pay for: it is read once from end to end.
+    """
+    return _entry_among(transaction, id, "dead") or _entry_among(transaction, id, None)
+
+
+def _entry_among(transaction: Transaction, id: str, state: State | None) -> Entry | None:
+    branches = _branches(transaction, state, lambda table: [table.c.id == id], _select_entries)
     found = [_read_entry(row) for row in transaction.rows(union_all(*branches))]
     undelivered = [entry for entry in found if entry.state in ("pending", "later", "failed", "dead")]
     return next(iter(undelivered or reversed(found)), None)
 
 
-def _conditions(transaction: Transaction, table: Table, query: Query) -> list[ColumnElement[bool]]:
+def _conditions(transaction: Transaction, query: Query, table: Table) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if query.topic is not None:
         conditions.append(transaction.dialect.matches(table.c.topic, query.topic))
@@ -214,19 +263,28 @@ def _conditions(transaction: Transaction, table: Table, query: Query) -> list[Co
         conditions.append(table.c.created_at < transaction.after(-query.older_than))
     if query.newer_than is not None:
         conditions.append(table.c.created_at > transaction.after(-query.newer_than))
+    if query.begins is not None:
+        conditions.append(_begins(table.c.id, query.begins))
+    if query.after is not None:
+        conditions.append(_is_after(transaction, table, query.after))
     return conditions
 
 
+def _begins(id: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """A whole id is found by its index, where there is one."""
+    return id == text if len(text) >= WHOLE_ID else id.startswith(text, autoescape=True)
+
+
 def _branches(
-    transaction: Transaction, state: State | None, conditions: Conditions
+    transaction: Transaction, state: State | None, conditions: Conditions, chosen: Branch
 ) -> Iterator[Select[*tuple[Any, ...]]]:
     """One select per table that can hold messages in that state, all with the same columns."""
     tables = transaction.tables
-    for name in ("hot", "parked", "later", "dead", "archive"):
+    for name in ("hot", "parked", "claims", "later", "dead", "archive"):
         table: Table = getattr(tables, name)
         in_state = _in_state(transaction, name, table, state)
         if in_state is not None:
-            yield _select_entries(transaction, name, table).where(in_state, *conditions(table))
+            yield chosen(transaction, name, table).where(in_state, *conditions(table))
 
 
 def _in_state(transaction: Transaction, name: str, table: Table, state: State | None) -> ColumnElement[bool] | None:
@@ -236,6 +294,8 @@ def _in_state(transaction: Transaction, name: str, table: Table, state: State | 
     if name in ("hot", "parked") and state in ("pending", "failed"):
         is_head = _is_head(transaction, table)
         return is_head if state == "failed" else ~is_head
+    if name == "claims":
+        return literal(True) if state == "pending" else None
     if name == "later" and state in ("later", "failed"):
         return table.c.attempts == 0 if state == "later" else table.c.attempts > 0
     if name == "archive" and state in ("delivered", "superseded", "discarded"):
@@ -254,7 +314,7 @@ def _select_entries(transaction: Transaction, name: str, table: Table) -> Select
     position = columns.get("position", literal(0)).label("position")
     extra = {
         "place": literal(name),
-        "place_order": columns.get("position", literal(NO_LIMIT)),
+        **_order(name, table),
         "outcome": columns.get("outcome"),
         "due_at": columns.get("due_at", columns.get("revive_at")),
         "settled_at": columns.get("settled_at", columns.get("died_at")),

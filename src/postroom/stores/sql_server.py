@@ -14,13 +14,15 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyTimeout
 
 from ..clock import Clock
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, MissingExtra
 from ..message import Message
 from ..ports import Fetched, Range, Settled, Settlement
 from ..redact import redact
 from .drivers import Drivers
-from .sql import Rows, SqlStore, uninterrupted
-from .sql_settle import is_plain
+from .sql import Rows, uninterrupted
+from .sql_claiming import ClaimingStore
+from .sql_claims import Claim, Wanted
+from .sql_settle import is_delivered
 from .sql_transaction import SqlDialect, Transaction
 from .stragglers import Evidence, Stragglers
 
@@ -29,15 +31,20 @@ T = TypeVar("T")
 CONNECT_TIMEOUT = 10.0
 STATEMENT_TIMEOUT = 30.0
 
+EXTRAS = {"asyncpg": "postgres", "asyncmy": "mysql"}
+"""Where the name of the extra is not that of the driver."""
+
 STALE_AFTER = 1.0
 """Seconds after which it is asked again whether known writers are still there."""
 
 
-class ServerStore(SqlStore, Generic[Evidence]):
+class ServerStore(ClaimingStore, Generic[Evidence]):
     """Subclasses say how to connect, how to ask who is writing, and how to read."""
 
     drivers: Mapping[str, str]
-    """What a URL may begin with, and what that means to SQLAlchemy."""
+    """What a URL may begin with, and what that means to SQLAlchemy: an application gives us the one that it has."""
+    parameters: Mapping[str, Mapping[str, str | None]]
+    """By driver: what parameters of others' URLs are called there; None for what a store sets by itself."""
 
     ask_interval: float
     """Seconds between asks while there is something new."""
@@ -75,12 +82,21 @@ class ServerStore(SqlStore, Generic[Evidence]):
         if name not in self.drivers.values():
             known = ", ".join(sorted(set(self.drivers.values())))
             raise ConfigurationError(f"{redact(text)}: a relay needs an asynchronous driver, one of {known}")
-        return url.set(drivername=name)
+        names = self.parameters.get(url.set(drivername=name).get_driver_name(), {})
+        query = {names.get(each) or each: value for each, value in url.query.items() if names.get(each, each)}
+        return url.set(drivername=name, query=query)
 
     async def _connect(self, create_tables: bool) -> None:
         self._stragglers = Stragglers[Evidence]()
         self._drivers = Drivers(self._connect_driver, self._end_driver)
-        await super()._connect(create_tables)
+        try:
+            await super()._connect(create_tables)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get(self._driver, self._driver)
+            raise MissingExtra(
+                f"{self._shown_url} needs the library {error.name!r}, which is not installed: "
+                f"pip install 'postroom[{extra}]'"
+            ) from error
 
     async def _disconnect(self) -> None:
         self._drivers.close()
@@ -141,13 +157,17 @@ class ServerStore(SqlStore, Generic[Evidence]):
             raise
         return Fetched(messages, stragglers.horizon(reading), self._clock.now() if self._clock else now)
 
+    async def claim_hot(self, claim: Claim, wanted: Wanted) -> Fetched:
+        await self._ask_if_due()
+        stragglers = self._stragglers
+        reading = stragglers.begin(wanted.slots)
+        fetched = await self._claim_hot(claim, wanted)
+        stragglers.highest = max(stragglers.highest, _highest(fetched.messages))
+        return fetched._replace(horizon=stragglers.horizon(reading))
+
     async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
         expected = [asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)]
         return expected or (await self._look(ranges) if ranges else ())
-
-    @abstractmethod
-    async def _look(self, ranges: Sequence[Range]) -> Collection[int]:
-        """A glance at what is committed."""
 
     async def _ask_if_due(self) -> None:
         """One at a time: answers that overtake each other would tell of writers that are over, and hide new ones."""
@@ -180,12 +200,17 @@ class ServerStore(SqlStore, Generic[Evidence]):
     # --- settling
 
     async def settle(self, settlement: Settlement) -> Settled:
-        if is_plain(settlement):
-            positions = sorted(message.position for message in settlement.delivered)
-            if await uninterrupted(self._delete_hot(positions)) == len(positions):
-                return Settled()
-            # Not all there was to do: settling them again in full does the rest.
+        if is_delivered(settlement) and await self._settle_hot(settlement):
+            return Settled()
+        # Not all there was to do: settling them again in full does the rest.
         return await super().settle(settlement)
+
+    async def _settle_hot(self, settlement: Settlement) -> bool:
+        """Settle delivered messages in one statement; whether that was all there was to do."""
+        if settlement.retention is not None:
+            return False
+        positions = sorted(message.position for message in settlement.delivered)
+        return await uninterrupted(self._delete_hot(positions)) == len(positions)
 
     @abstractmethod
     async def _delete_hot(self, positions: Sequence[int]) -> int:

@@ -44,12 +44,17 @@ def settle(transaction: Transaction, settlement: Settlement) -> Settled:
 
 
 def is_plain(settlement: Settlement) -> bool:
+    """Whether messages were delivered and are to be deleted, and nothing else."""
+    return settlement.retention is None and is_delivered(settlement)
+
+
+def is_delivered(settlement: Settlement) -> bool:
     """Whether messages were delivered, and nothing else."""
     others = (
         settlement.retries, settlement.dead, settlement.superseded, settlement.parked, settlement.released,
         settlement.refunds,
     )  # fmt: skip
-    return settlement.retention is None and bool(settlement.delivered) and not any(others)
+    return bool(settlement.delivered) and not any(others)
 
 
 # --- fencing
@@ -72,7 +77,7 @@ def _slots_held_by(transaction: Transaction, messages: Sequence[Message]) -> set
     holds = transaction.tables.holds
     if not messages or not transaction.has(holds):
         return set()
-    held = select(holds.c.slot).where(transaction.among(holds.c.position, _positions(messages)))
+    held = select(holds.c.slot).where(transaction.among(holds.c.position, positions_of(messages)))
     return set(transaction.run(held).scalars())
 
 
@@ -95,19 +100,19 @@ def _deliver(transaction: Transaction, messages: Sequence[Message], retention: f
     """Most rows are hot. The others are looked for only when some are missing."""
     if not messages:
         return
-    tables, positions = transaction.tables, _positions(messages)
+    tables, positions = transaction.tables, positions_of(messages)
     left = len(messages)
     for table in (tables.hot, tables.parked):
         if left:
-            left -= _finish(transaction, table, transaction.among(table.c.position, positions), retention)
+            left -= finish(transaction, table, transaction.among(table.c.position, positions), retention)
     if left:
-        left -= _finish(transaction, tables.dead, _is_dead(transaction, messages), retention)
+        left -= finish(transaction, tables.dead, is_dead(transaction, messages), retention)
     if left:
-        _deliver_later(transaction, [message for message in messages if message.key is None], retention)
+        deliver_later(transaction, [message for message in messages if message.key is None], retention)
     release_holds(transaction, positions)
 
 
-def _finish(transaction: Transaction, table: Table, condition: ColumnElement[bool], retention: float | None) -> int:
+def finish(transaction: Transaction, table: Table, condition: ColumnElement[bool], retention: float | None) -> int:
     if retention is not None:
         archive(transaction, table, condition, "delivered", position=table.c.position)
     return transaction.remove(table, condition)
@@ -118,10 +123,10 @@ def archive(transaction: Transaction, table: Table, condition: ColumnElement[boo
     transaction.copy(table, transaction.tables.archive, condition, given)
 
 
-def _deliver_later(transaction: Transaction, messages: Sequence[Message], retention: float | None) -> None:
+def deliver_later(transaction: Transaction, messages: Sequence[Message], retention: float | None) -> None:
     """A former owner delivered what its successor meanwhile put off."""
     later = transaction.tables.later
-    for number, message in _find_later(transaction, messages):
+    for number, message in find_later(transaction, messages):
         if retention is not None:
             archive(transaction, later, later.c.number == number, "delivered", position=message.position)
         transaction.remove(later, later.c.number == number)
@@ -143,7 +148,7 @@ def _park(transaction: Transaction, parked: Sequence[tuple[Gate, Message]]) -> N
     for behind in ("key", "topic"):
         messages = [message for gate, message in parked if _behind(gate) == behind]
         if messages:
-            _move_to_parked(transaction, _positions(messages), behind)
+            _move_to_parked(transaction, positions_of(messages), behind)
 
 
 def _behind(gate: Gate) -> str:
@@ -190,7 +195,7 @@ def _drop(transaction: Transaction, gate: Gate) -> bool:
 def _retry(transaction: Transaction, retries: Sequence[Retry]) -> None:
     there = _still_there(transaction, [retry.message for retry in retries])
     retries = [retry for retry in retries if retry.message.position in there]
-    _put_off(transaction, [retry for retry in retries if retry.message.key is None])
+    put_off(transaction, _undelivered(transaction), [retry for retry in retries if retry.message.key is None])
     keyed = [retry for retry in retries if retry.message.key is not None]
     _count_attempts(transaction, keyed)
     put_holds(
@@ -202,7 +207,7 @@ def _retry(transaction: Transaction, retries: Sequence[Retry]) -> None:
     )
 
 
-def _put_off(transaction: Transaction, retries: Sequence[Retry]) -> None:
+def put_off(transaction: Transaction, sources: Iterable[Table], retries: Sequence[Retry]) -> None:
     """Without a key there is nothing to hold: the row itself waits in later, with a new place when it is due."""
     later = transaction.tables.later
     given = [
@@ -214,7 +219,7 @@ def _put_off(transaction: Transaction, retries: Sequence[Retry]) -> None:
         }
         for retry in retries
     ]
-    _move_each(transaction, later, given)
+    move_each(transaction, sources, later, given)
 
 
 def _count_attempts(transaction: Transaction, entries: Iterable[Retry | Refund]) -> None:
@@ -231,18 +236,18 @@ def _update_at(table: Table) -> Update:
 def _bury(transaction: Transaction, dead: Sequence[Dead]) -> None:
     there = _still_there(transaction, [entry.message for entry in dead])
     dead = [entry for entry in dead if entry.message.position in there]
-    given = [_grave(transaction, entry) for entry in dead]
-    _move_each(transaction, transaction.tables.dead, given, died_at=transaction.now)
+    given = [grave(transaction, entry) for entry in dead]
+    move_each(transaction, _undelivered(transaction), transaction.tables.dead, given, died_at=transaction.now)
     holding = [entry for entry in dead if _holds(entry)]
     put_holds(transaction, [_dead_hold(transaction, entry) for entry in holding])
-    release_holds(transaction, _positions(entry.message for entry in dead if not _holds(entry)))
+    release_holds(transaction, positions_of(entry.message for entry in dead if not _holds(entry)))
 
 
 def _holds(entry: Dead) -> bool:
     return entry.holding and entry.message.key is not None
 
 
-def _grave(transaction: Transaction, entry: Dead) -> dict[str, Any]:
+def grave(transaction: Transaction, entry: Dead) -> dict[str, Any]:
     return {
         "the_position": entry.message.position,
         "new_reason": entry.reason,
@@ -258,20 +263,22 @@ def _dead_hold(transaction: Transaction, entry: Dead) -> dict[str, Any]:
     return _hold_row(transaction, entry.message, "dead", entry.attempts, entry.error, until=until)
 
 
-def _move_each(transaction: Transaction, target: Table, each: Sequence[dict[str, Any]], **given: Any) -> None:
-    """Move hot or parked rows one by one, each with its own new values."""
+def move_each(
+    transaction: Transaction, sources: Iterable[Table], target: Table, each: Sequence[dict[str, Any]], **given: Any
+) -> None:
+    """Move rows one by one, each with its own new values."""
     positions = [one["the_position"] for one in each]
-    for source in (transaction.tables.hot, transaction.tables.parked) if each else ():
+    for source in sources if each else ():
         kept = {"position": source.c.position} if "position" in target.c else {}
-        transaction.copy_each(source, target, "position", each, {**kept, **given})
+        transaction.copy_each(source, target, each, {**kept, **given})
         transaction.remove(source, transaction.among(source.c.position, positions))
 
 
 def _still_there(transaction: Transaction, messages: Sequence[Message]) -> set[int]:
     """Somebody may have delivered them meanwhile; a hold by a message that is gone would never end."""
     found: set[int] = set()
-    for table in (transaction.tables.hot, transaction.tables.parked) if messages else ():
-        there = transaction.among(table.c.position, _positions(messages))
+    for table in _undelivered(transaction) if messages else ():
+        there = transaction.among(table.c.position, positions_of(messages))
         found.update(transaction.run(select(table.c.position).where(there).with_for_update()).scalars())
     return found
 
@@ -281,17 +288,17 @@ def _still_there(transaction: Transaction, messages: Sequence[Message]) -> set[i
 
 def _refund(transaction: Transaction, refund: Refund) -> None:
     if refund.message.key is None:
-        _refund_unkeyed(transaction, refund)
+        refund_unkeyed(transaction, refund)
     elif not _refund_dead(transaction, refund):
         _refund_held(transaction, refund)
 
 
-def _refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
+def refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
     later, dead, hot = transaction.tables.later, transaction.tables.dead, transaction.tables.hot
-    for number, _ in _find_later(transaction, [refund.message]):
+    for number, _ in find_later(transaction, [refund.message]):
         due = update(later).where(later.c.number == number)
         transaction.run(due.values(due_at=transaction.now, attempts=refund.attempts))
-    condition = _is_dead(transaction, [refund.message])
+    condition = is_dead(transaction, [refund.message])
     transaction.copy(dead, hot, condition, {"attempts": refund.attempts})
     transaction.remove(dead, condition)
 
@@ -299,7 +306,7 @@ def _refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
 def _refund_dead(transaction: Transaction, refund: Refund) -> bool:
     """Back to its old place, among the parked rows: the reader's mark may have passed it in the hot table."""
     dead, parked = transaction.tables.dead, transaction.tables.parked
-    condition = _is_dead(transaction, [refund.message])
+    condition = is_dead(transaction, [refund.message])
     given = {"position": dead.c.position, "behind": "key", "attempts": refund.attempts}
     transaction.copy(dead, parked, condition, given)
     if not transaction.remove(dead, condition):
@@ -396,18 +403,23 @@ def _same_key(one: Table, other: Table) -> ColumnElement[bool]:
 # --- finding rows
 
 
-def _positions(messages: Iterable[Message]) -> list[int]:
+def _undelivered(transaction: Transaction) -> tuple[Table, Table]:
+    """Where a row is that a relay may have in memory."""
+    return transaction.tables.hot, transaction.tables.parked
+
+
+def positions_of(messages: Iterable[Message]) -> list[int]:
     return [message.position for message in messages]
 
 
-def _is_dead(transaction: Transaction, messages: Sequence[Message]) -> ColumnElement[bool]:
+def is_dead(transaction: Transaction, messages: Sequence[Message]) -> ColumnElement[bool]:
     """By id, which has an index, and by position: a replay has the same id."""
     dead = transaction.tables.dead
     ids = [message.id for message in messages]
-    return and_(transaction.among(dead.c.id, ids), transaction.among(dead.c.position, _positions(messages)))
+    return and_(transaction.among(dead.c.id, ids), transaction.among(dead.c.position, positions_of(messages)))
 
 
-def _find_later(transaction: Transaction, messages: Sequence[Message]) -> list[tuple[int, Message]]:
+def find_later(transaction: Transaction, messages: Sequence[Message]) -> list[tuple[int, Message]]:
     later = transaction.tables.later
     if not messages:
         return []

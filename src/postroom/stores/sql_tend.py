@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, exists, func, select, union_all, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Integer,
+    Select,
+    Table,
+    exists,
+    func,
+    literal_column,
+    select,
+    union_all,
+    update,
+)
 
 from ..message import REVIVED_HEADER, TOMBSTONE_HEADER, new_id, slot_of
 from ..ports import Due
+from . import pending
 from .sql_rows import read_headers
 from .sql_settle import archive
 from .sql_transaction import Transaction
@@ -103,11 +116,11 @@ def replay(transaction: Transaction, ids: Sequence[str], again_as_new: bool) -> 
     kept = transaction.tables.archive
     each = [_renamed(row) if again_as_new else _repeated(row) for row in rows]
     if each:
-        transaction.copy_each(kept, transaction.tables.hot, "number", each, {"attempts": 0, "expires_at": None})
+        transaction.copy_each(kept, transaction.tables.hot, each, {"attempts": 0, "expires_at": None})
     if not again_as_new:
         # Counted here too: with no retention the replay itself leaves no trace, and the next one needs another number.
-        repeated = update(kept).where(transaction.among(kept.c.number, _numbers(rows)))
-        transaction.run(repeated.values(replays=kept.c.replays + 1))
+        these = transaction.among(kept.c.id, ids), transaction.among(kept.c.number, _numbers(rows))
+        transaction.run(update(kept).where(*these).values(replays=kept.c.replays + 1))
     return len(rows)
 
 
@@ -143,9 +156,21 @@ def _raise(
     given["attempts"] = 0
     if in_place:
         place = {"position": dead.c.position, "behind": "key"}
-        transaction.copy_each(dead, tables.parked, "number", in_place, {**given, **place})
+        _copy_dead(transaction, tables.parked, in_place, {**given, **place})
     if last:
-        transaction.copy_each(dead, tables.hot, "number", last, given)
+        _copy_dead(transaction, tables.hot, last, given)
+
+
+def _copy_dead(
+    transaction: Transaction, target: Table, each: Sequence[dict[str, Any]], given: Mapping[str, Any]
+) -> None:
+    """In one statement, if all have the same headers, as most of many will."""
+    dead, headers = transaction.tables.dead, {one["new_headers"] for one in each}
+    if len(headers) > 1:
+        transaction.copy_each(dead, target, each, given)
+        return
+    these = transaction.among(dead.c.number, [one["the_number"] for one in each])
+    transaction.copy(dead, target, these, {**given, "headers": headers.pop()}, order=(dead.c.position, dead.c.number))
 
 
 def _with_header(row: Any, header: str | None) -> dict[str, Any]:
@@ -177,14 +202,19 @@ def _latest_delivered(transaction: Transaction, ids: Sequence[str]) -> list[Any]
 
 
 def _repeated(row: Any) -> dict[str, Any]:
-    return {"the_number": row.number, "new_replays": row.replays + 1}
+    return {**_archived(row), "new_replays": row.replays + 1}
+
+
+def _archived(row: Any) -> dict[str, Any]:
+    """By the id too, which has an index in every archive; the number alone has not."""
+    return {"the_id": row.id, "the_number": row.number}
 
 
 def _renamed(row: Any) -> dict[str, Any]:
     """The same content under a new name: to whoever remembers ids or sequence numbers, a message never seen."""
     id = new_id()
     return {
-        "the_number": row.number,
+        **_archived(row),
         "new_id": id,
         "new_slot": slot_of(row.key, id),
         "new_sequence": None,
@@ -200,34 +230,63 @@ def _numbers(rows: Sequence[Any]) -> list[int]:
 # --- upkeep
 
 
+def count_pending(transaction: Transaction, most: int) -> int:
+    count, tables = 0, transaction.tables
+    for table in (tables.hot, tables.parked, tables.claims):
+        some = select(literal_column("1", Integer)).select_from(table).limit(most - count).subquery()
+        count += transaction.run(select(func.count()).select_from(some)).scalar_one()
+        if count >= most:
+            break
+    return count
+
+
+def note_pending(transaction: Transaction, count: int) -> None:
+    """A row that is there is only changed, which keeps it where it is."""
+    meta, text = transaction.tables.meta, pending.Sample(count, transaction.now).text()
+    noted = update(meta).where(meta.c.name == pending.NAME).values(value=text)
+    if not transaction.changed(noted):
+        transaction.run(transaction.dialect.insert_missing(meta), {"name": pending.NAME, "value": text})
+
+
 def clean(transaction: Transaction, retention: float | None, limit: int) -> int:
     done = 0
-    for table, name, conditions in _garbage(transaction, retention):
+    for name, time, conditions in _garbage(transaction, retention):
         if done < limit:
-            done += _remove(transaction, table, table.c[name], conditions, limit - done)
+            done += _remove(transaction, name, time, conditions, limit - done)
     return done + _release_headless(transaction, limit - done)
 
 
 def _garbage(
     transaction: Transaction, retention: float | None
-) -> Iterator[tuple[Table, str, list[ColumnElement[bool]]]]:
-    """Tables, the columns that name their rows, and which of these nobody needs."""
-    tables = transaction.tables
-    settled_at, is_delivered = tables.archive.c.settled_at, tables.archive.c.outcome == "delivered"
+) -> Iterator[tuple[Column[Any], Column[datetime], list[ColumnElement[bool]]]]:
+    """Columns that name rows, what these are old by, and which of them nobody needs."""
+    archive, dedupe, relays = transaction.tables.archive, transaction.tables.dedupe, transaction.tables.relays
+    is_delivered = archive.c.outcome == "delivered"
     if retention is not None:
-        yield tables.archive, "number", [settled_at <= transaction.after(-retention), is_delivered]
-    longer = max(retention or 0.0, KEEP_UNDELIVERED)
-    yield tables.archive, "number", [settled_at <= transaction.after(-longer), ~is_delivered]
-    yield tables.dedupe, "key", [tables.dedupe.c.expires_at <= transaction.now]
-    yield tables.relays, "id", [tables.relays.c.until <= transaction.after(-FORGET_RELAYS)]
+        is_past = archive.c.settled_at <= transaction.after(-retention)
+        yield archive.c.number, archive.c.settled_at, [is_past, is_delivered]
+    is_long_past = archive.c.settled_at <= transaction.after(-max(retention or 0.0, KEEP_UNDELIVERED))
+    yield archive.c.number, archive.c.settled_at, [is_long_past, ~is_delivered]
+    yield dedupe.c.key, dedupe.c.expires_at, [dedupe.c.expires_at <= transaction.now]
+    yield relays.c.id, relays.c.until, [relays.c.until <= transaction.after(-FORGET_RELAYS)]
 
 
 def _remove(
-    transaction: Transaction, table: Table, name: ColumnElement[Any], conditions: list[ColumnElement[bool]], limit: int
+    transaction: Transaction,
+    name: Column[Any],
+    time: Column[datetime],
+    conditions: list[ColumnElement[bool]],
+    limit: int,
 ) -> int:
-    """In two steps: not every database can limit a delete. Asked twice: a writer may have renewed a row meanwhile."""
-    chosen = list(transaction.run(select(name).where(*conditions).limit(limit)).scalars())
-    return transaction.remove(table, transaction.among(name, chosen), *conditions) if chosen else 0
+    """In two steps: not every database can limit a delete. Asked twice: a writer may have renewed a row meanwhile.
+
+    The oldest, and none after the last of them: of an archive that is divided by time, only the beginning is searched.
+    """
+    oldest = transaction.rows(select(name, time).where(*conditions).order_by(time).limit(limit))
+    if not oldest:
+        return 0
+    chosen, last = transaction.among(name, [row[0] for row in oldest]), oldest[-1][1]
+    return transaction.remove(name.table, chosen, *conditions, *([time <= last] if last else []))
 
 
 def _release_headless(transaction: Transaction, limit: int) -> int:

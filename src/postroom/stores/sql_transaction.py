@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, cast
@@ -17,6 +17,7 @@ from sqlalchemy import (
     Executable,
     Insert,
     Table,
+    and_,
     bindparam,
     delete,
     insert,
@@ -25,6 +26,7 @@ from sqlalchemy import (
 )
 
 from ..clock import Clock
+from ..ports import Finding
 from .schema import MESSAGE_COLUMNS, Tables, db_now
 
 LONGEST_ERROR = 2000
@@ -73,6 +75,10 @@ class SqlDialect(ABC):
         """Whether the column matches the glob."""
         return column.regexp_match(regular_expression(pattern))
 
+    def comparable(self, moment: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A time in the form in which equal ones are equal."""
+        return moment
+
     def is_unavailable(self, error: BaseException) -> bool:
         """Whether trying again later may help."""
         return False
@@ -84,6 +90,11 @@ class SqlDialect(ABC):
 
     def is_table_missing(self, error: BaseException) -> bool:
         return False
+
+    @property
+    def checks(self) -> Mapping[str, Callable[[Transaction], Finding]]:
+        """What a doctor looks at on this database besides the tables: the name of each finding, and how."""
+        return {}
 
 
 def regular_expression(pattern: str) -> str:
@@ -157,10 +168,11 @@ class Transaction:
         self.run(_copy(source, target, condition, given or {}, order))
 
     def copy_each(
-        self, source: Table, target: Table, by: str, each: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
+        self, source: Table, target: Table, each: Sequence[Mapping[str, Any]], given: Mapping[str, Any]
     ) -> None:
-        """Row by row: each is found by its value `the_…` in the column `by` and gets its own values `new_…`."""
-        here = source.c[by] == bindparam(f"the_{by}", type_=source.c[by].type)
+        """Row by row: each is found by its values `the_…` and gets its own values `new_…`, in the columns so named."""
+        by = [name.removeprefix("the_") for name in each[0] if name.startswith("the_")]
+        here = and_(*(source.c[name] == bindparam(f"the_{name}", type_=source.c[name].type) for name in by))
         own = [name.removeprefix("new_") for name in each[0] if name.startswith("new_")]
         values = {name: bindparam(f"new_{name}", type_=target.c[name].type) for name in own}
         self.run(_copy(source, target, here, {**given, **values}, ()), each)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -36,8 +36,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from ..clock import Clock, SystemClock
 from ..errors import ConfigurationError, StoreError, StoreUnavailable, TablesMissing
 from ..message import SLOTS
-from ..ports import Beat, Leases, Settled, Settlement, Wakeup
+from ..ports import Beat, Finding, Leases, Settled, Settlement, Wakeup
 from ..redact import redact
+from . import sqlite_doctor
 from .sql import Polling, Rows, SqlStore, uninterrupted
 from .sql_settle import is_plain
 from .sql_transaction import SqlDialect, Transaction
@@ -79,11 +80,19 @@ class SqliteDialect(SqlDialect):
     def matches(self, column: ColumnElement[str], pattern: str) -> ColumnElement[bool]:
         return column.op("GLOB", is_comparison=True)(pattern.replace("[!", "[^"))
 
+    def comparable(self, moment: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Times are texts here, with as many digits as their writer had."""
+        return func.strftime("%Y-%m-%d %H:%M:%f", moment)
+
     def is_unavailable(self, error: BaseException) -> bool:
         return getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE in MAY_PASS
 
     def is_table_missing(self, error: BaseException) -> bool:
         return "no such table" in str(error)
+
+    @property
+    def checks(self) -> Mapping[str, Callable[[Transaction], Finding]]:
+        return sqlite_doctor.CHECKS
 
 
 class SqliteStore(SqlStore):

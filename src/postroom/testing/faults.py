@@ -50,6 +50,9 @@ class FaultyStore:
         self._store = store
         self._faults = faults
 
+    def by_rows(self, relay: str) -> Any:
+        return FaultyStore(self._store.by_rows(relay), self._faults)
+
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._store, name)
         if name not in self.FLOW:

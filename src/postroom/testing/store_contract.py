@@ -35,6 +35,7 @@ from ..ports import (
     Gate,
     Hold,
     Lease,
+    Place,
     Query,
     Range,
     Refund,
@@ -1380,6 +1381,12 @@ class CleanContract(StoreFixtures):
         await self.clean_all(store, 60)
         assert [entry.message.id for entry in await store.entries(Query())] == [rows[1].id]
 
+    async def test_what_is_pending_is_counted_up_to_a_limit(self, store: Store) -> None:
+        owner, rows = await own(store), await self.written(store, *messages(4, key="k"))
+        await owner.settle(retries=[retry(rows[0])], parked=behind_gate(gate_of(rows[0]), rows[1:3]))
+        assert await store.sample(MANY) == 4
+        assert 3 <= await store.sample(3) <= 4
+
     async def test_cleaning_is_bounded(self, store: Store, clock: FakeClock) -> None:
         owner = await own(store)
         await owner.deliver(*await self.written(store, *messages(5)), retention=60)
@@ -1603,6 +1610,23 @@ class ReaderContract(StoreFixtures):
         assert (list(status.relays), list(status.breakers)) == ([], [])
         assert status.meta.version >= status.meta.min_compatible > 0
 
+    async def test_a_doctor_finds_no_problem_in_a_served_outbox(self, store: Store) -> None:
+        await own(store)
+        await store.renew(beat("relay-1", {}))
+        await self.insert(store, messages(3))
+        findings = await store.diagnose()
+        assert [finding for finding in findings if finding.verdict == "problem"] == []
+        assert all(finding.seen and (finding.remedy or finding.verdict == "ok") for finding in findings)
+        assert len({finding.name for finding in findings}) == len(findings)
+
+    async def test_a_doctor_finds_that_nobody_delivers(self, store: Store, clock: FakeClock) -> None:
+        await own(store)
+        await store.renew(beat("relay-1", {}))
+        await self.insert(store, messages(3))
+        clock.advance(60)
+        problems = [finding for finding in await store.diagnose() if finding.verdict == "problem"]
+        assert [(finding.name, bool(finding.remedy)) for finding in problems] == [("relays", True)]
+
     async def test_status_counts_each_state(self, store: Store, clock: FakeClock) -> None:
         rows = await self.one_of_each(store, clock)
         assert dict((await store.status()).counts) == dict.fromkeys(rows, 1)
@@ -1622,6 +1646,53 @@ class ReaderContract(StoreFixtures):
         assert [entry.message.id for entry in await store.entries(Query(limit=2))] == rows[:2]
         assert [entry.message.id for entry in await store.entries(Query(limit=3, offset=2))] == rows[2:5]
         assert await store.entries(Query(offset=MANY)) == []
+
+    async def test_entries_are_found_by_what_their_ids_begin_with(self, store: Store, clock: FakeClock) -> None:
+        rows = await self.one_of_each(store, clock)
+        for row in rows.values():
+            found = await store.entries(Query(begins=row.id[:-1]))
+            assert row.id in [entry.message.id for entry in found]
+        assert await store.entries(Query(begins="_" * 8)) == []
+
+    async def read_in_pages(self, store: Store, size: int) -> list[Place]:
+        found: list[Place] = []
+        after: Place | None = None
+        while page := await store.entries(Query(limit=size, after=after)):
+            after = page[-1].place
+            found += [entry.place for entry in page]
+        return found
+
+    @pytest.mark.parametrize("size", [1, 2, 3])
+    async def test_pages_follow_one_another(self, store: Store, clock: FakeClock, size: int) -> None:
+        """Also of messages that were written at the same moment, in one place or in several."""
+        await self.one_of_each(store, clock)
+        await self.insert(store, messages(3))
+        await self.insert(store, [message(deliver_at=clock.now() + timedelta(hours=1)) for _ in range(3)])
+        whole = [entry.place for entry in await store.entries(Query(limit=MANY))]
+        assert len(whole) == 13
+        assert await self.read_in_pages(store, size) == whole
+
+    async def test_a_tombstone_and_its_message_are_both_in_the_pages(self, store: Store) -> None:
+        owner, [row] = await own(store), await self.written(store, message(key="k", sequence=1))
+        await owner.settle(dead=[dead(row)])
+        await store.discard([row.id])
+        assert [(place.id, place.is_over) for place in await self.read_in_pages(store, 1)] == [
+            (row.id, False),
+            (row.id, True),
+        ]
+
+    async def test_a_page_begins_where_the_last_one_ended_whatever_went_meanwhile(self, store: Store) -> None:
+        rows = await self.written(store, *messages(5))
+        [first, second] = await store.entries(Query(limit=2))
+        await (await own(store)).deliver(*rows[:3])
+        left = await store.entries(Query(after=second.place))
+        assert [entry.message.id for entry in left] == ids(rows[3:])
+        assert first.place < second.place < left[0].place
+
+    async def test_places_are_those_of_the_entries(self, store: Store, clock: FakeClock) -> None:
+        await self.one_of_each(store, clock)
+        for query in (Query(), Query(state="dead"), Query(limit=2, offset=1), Query(topic="nothing")):
+            assert await store.places(query) == [entry.place for entry in await store.entries(query)]
 
     @pytest.mark.parametrize(
         ("query", "expected"),

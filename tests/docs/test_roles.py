@@ -1,0 +1,208 @@
+"""The roles of `docs/how-to/roles.md`, created from the page: each can do its work, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, make_url
+
+from postroom import Desk, DestinationUnavailable, Message, MessageRejected, Outbox, Relay
+from postroom.ports import Store
+from postroom.relay.wiring import store_for
+from postroom.stores.schema import define_tables
+
+from ..conftest import Database
+from .clients import DRIVERS, SERVERS, SqlError, run_sql
+from .markdown import ROOT, blocks
+
+PAGE = (ROOT / "docs/how-to/roles.md").read_text(encoding="utf-8")
+ROLES = ("postroom_owner", "postroom_relay", "postroom_operator", "shop")
+TABLES = [table.name for table in define_tables().all()]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A database with the roles of the page, under names of their own: all databases of a server share them."""
+
+    kind: str
+    administrator: str
+    mark: str
+
+    def sql(self, number: int) -> str:
+        text = [block.text for block in blocks(PAGE) if block.info == f"sql {self.kind}"][number]
+        text = text.replace("shop.", f"`{make_url(self.administrator).database}`.")
+        return re.sub(rf"\b({'|'.join(ROLES)})\b", rf"\1_{self.mark}", text)
+
+    def url(self, role: str) -> str:
+        return make_url(self.administrator).set(username=f"{role}_{self.mark}").render_as_string(hide_password=False)
+
+    def may(self, role: str, sql: str) -> bool:
+        try:
+            run_sql(self.url(role), sql)
+        except SqlError as error:
+            if any(words in str(error) for words in ("denied", "must be owner")):
+                return False
+            raise
+        return True
+
+    def drop_roles(self) -> None:
+        for role in ROLES:
+            name = f"{role}_{self.mark}"
+            owned = f"DROP OWNED BY {name}; DROP ROLE {name};"
+            run_sql(self.administrator, owned if self.kind == "postgresql" else f"DROP USER {name};")
+
+
+@pytest.fixture(params=sorted(SERVERS))
+def place(request: pytest.FixtureRequest, empty_database: Database) -> Iterator[Place]:
+    place = Place(request.param, empty_database(SERVERS[request.param]), secrets.token_hex(3))
+    run_sql(place.administrator, "CREATE TABLE orders (id integer);")
+    run_sql(place.administrator, place.sql(0))
+    try:
+        init = [sys.executable, "-m", "postroom", "--store", place.url("postroom_owner"), "init"]
+        subprocess.run(init, check=True, capture_output=True)
+        run_sql(place.url("postroom_owner") if place.kind == "postgresql" else place.administrator, place.sql(1))
+        yield place
+    finally:
+        place.drop_roles()
+
+
+def write(place: Place) -> None:
+    """With everything that needs a right of its own."""
+    engine = create_engine(make_url(place.url("shop")).set(drivername=DRIVERS[place.kind]))
+    plain, strict = Outbox(create_tables=False, max_pending=1000), Outbox(create_tables=False, order="strict")
+    for _ in range(2):
+        with engine.begin() as connection:
+            plain.add(connection, "orders", {}, key="a", idempotency_key="once")
+            plain.add(connection, "orders", {}, delay=0)
+            strict.add(connection, "ledger", {}, key="b")
+            plain.add(connection, "refused", {}, key="c")
+            plain.add(connection, "refused", {})
+            plain.add(connection, "unavailable", {}, key="d")
+    engine.dispose()
+
+
+class Destination:
+    def __init__(self) -> None:
+        self.delivered: list[Message] = []
+        self.is_up = True
+        self.refuses = True
+
+    def __call__(self, message: Message) -> None:
+        if message.topic == "refused" and self.refuses:
+            raise MessageRejected("no")
+        if message.topic == "unavailable" and not self.is_up:
+            raise DestinationUnavailable("down")
+        self.delivered.append(message)
+
+
+def relay_of(place: Place, destination: Destination, *, create_tables: bool = False) -> Relay:
+    settings: dict[str, Any] = {
+        "lease_ttl": "3s",
+        "retry": "steps 0s",
+        "retention": "1d",
+        "breaker_initial": "10ms",
+        "breaker_cap": "10ms",
+    }
+    return Relay(place.url("postroom_relay"), destination, create_tables=create_tables, **settings)
+
+
+async def test_each_role_can_do_its_work(place: Place) -> None:
+    write(place)
+    destination = Destination()
+    report = await relay_of(place, destination).drain()
+    assert (report.delivered, report.dead, report.held) == (7, 3, 1)
+    async with Desk(place.url("postroom_operator")) as desk:
+        status = await desk.status()
+        assert (status.counts["dead"], status.holds) == (3, 1)
+        dead = [entry.message.id for entry in await desk.list(state="dead")]
+        assert (await desk.show(dead[0])).state == "dead"
+        assert len(await desk.holds()) == 1
+        assert await desk.revive(topic="refused", key="c") == 1
+        assert await desk.discard(all=True) == 2
+        assert await desk.replay(topic="orders") == 3
+        assert await desk.replay(topic="ledger", new_id=True) == 2
+    destination.refuses = False
+    report = await relay_of(place, destination).drain()
+    assert (report.delivered, report.dead, report.held, report.pending) == (7, 0, 0, 0)
+    async with Desk(place.url("postroom_operator")) as desk:
+        assert await desk.clean(retention="0s") == 14
+        findings = await desk.doctor()
+    assert not [finding for finding in findings if finding.verdict == "problem"]
+
+
+async def test_a_relay_can_wait_out_an_outage_and_clean_up(place: Place) -> None:
+    write(place)
+    destination = Destination()
+    destination.is_up = False
+    report = await relay_of(place, destination).drain()
+    assert report.pending >= 2
+    destination.is_up = True
+    await relay_of(place, destination, create_tables=True).drain()  # they are there, so nothing is created
+    assert sum(message.topic == "unavailable" for message in destination.delivered) == 2
+    store: Store = store_for(place.url("postroom_relay"), Outbox())
+    await store.open(create_tables=False)
+    try:
+        assert await store.clean(retention=0, limit=1000) > 0
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+async def test_the_application_can_ring_and_the_relay_can_hear(place: Place) -> None:
+    async with relay_of(place, Destination()), Desk(place.url("postroom_operator")) as desk, asyncio.timeout(60):
+        while [relay["woken_by"] for relay in (await desk.status()).relays] != ["doorbell"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert place.may("shop", "SELECT last_value FROM postroom_bell;")
+    assert not place.may("shop", "SELECT setval('postroom_bell', 0);")
+
+
+def test_the_application_can_only_add(place: Place) -> None:
+    for sql in (
+        "SELECT payload FROM postroom_outbox",
+        "SELECT id FROM postroom_dead",
+        "UPDATE postroom_outbox SET topic = 'x'",
+        "DELETE FROM postroom_outbox",
+        "DELETE FROM postroom_dedupe",
+        "DELETE FROM postroom_counters",
+        "SELECT * FROM postroom_leases",
+        "UPDATE postroom_meta SET value = '9'",
+        "CREATE TABLE other (id integer)",
+        "DROP TABLE postroom_outbox",
+    ):
+        assert not place.may("shop", f"{sql};"), sql
+
+
+def test_a_relay_can_neither_make_tables_nor_see_others(place: Place) -> None:
+    for sql in ("CREATE TABLE other (id integer)", "DROP TABLE postroom_dead", "SELECT * FROM orders"):
+        assert not place.may("postroom_relay", f"{sql};"), sql
+    for sql in ("UPDATE postroom_counters SET sequence = 0", "UPDATE postroom_archive SET topic = 'x'"):
+        assert not place.may("postroom_relay", f"{sql};"), sql
+
+
+def test_an_operator_can_neither_take_slots_nor_change_what_is_pending(place: Place) -> None:
+    for sql in (
+        "UPDATE postroom_leases SET owner = 'me'",
+        "DELETE FROM postroom_outbox",
+        "UPDATE postroom_outbox SET attempts = 0",
+        "DELETE FROM postroom_parked",
+        "DELETE FROM postroom_later",
+        "DELETE FROM postroom_holds",
+        "UPDATE postroom_meta SET value = '9'",
+        "CREATE TABLE other (id integer)",
+        "SELECT * FROM orders",
+    ):
+        assert not place.may("postroom_operator", f"{sql};"), sql
+
+
+def test_the_page_grants_something_on_every_table() -> None:
+    for kind in SERVERS:
+        granted = " ".join(block.text for block in blocks(PAGE) if block.info == f"sql {kind}")
+        assert not [name for name in TABLES if name not in granted]

@@ -1,0 +1,64 @@
+"""An application gives a relay the URL that it has."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import make_url
+
+from postroom import ConfigurationError, Outbox, Relay
+from postroom.relay.wiring import store_for
+
+from ..conftest import Database
+
+URLS = {
+    "postgresql://h/d": "postgresql+asyncpg://h/d",
+    "postgres://h/d": "postgresql+asyncpg://h/d",
+    "postgresql+psycopg2://h/d": "postgresql+asyncpg://h/d",
+    "postgresql+pg8000://h/d": "postgresql+asyncpg://h/d",
+    "postgresql+psycopg://h/d": "postgresql+psycopg://h/d",
+    "postgresql+psycopg2://h/d?sslmode=require&connect_timeout=3": "postgresql+asyncpg://h/d?ssl=require",
+    "postgresql+psycopg://h/d?sslmode=require": "postgresql+psycopg://h/d?sslmode=require",
+    "postgresql://h/d?application_name=shop&target_session_attrs=primary": (
+        "postgresql+asyncpg://h/d?target_session_attrs=primary"
+    ),
+    "mysql://h/d": "mysql+asyncmy://h/d",
+    "mysql+pymysql://h/d?charset=utf8mb4&read_timeout=5": "mysql+asyncmy://h/d?charset=utf8mb4",
+    "mysql+mysqldb://h/d": "mysql+asyncmy://h/d",
+    "mariadb+pymysql://h/d": "mariadb+asyncmy://h/d",
+    "mariadb+mysqldb://h/d": "mariadb+asyncmy://h/d",
+    "mysql+aiomysql://h/d": "mysql+aiomysql://h/d",
+}
+
+
+@pytest.mark.parametrize(("given", "used"), URLS.items())
+def test_a_driver_is_chosen_for_every_url_of_an_application(given: str, used: str) -> None:
+    store = store_for(given, Outbox())
+    assert getattr(store, "_driver_url").render_as_string() == used  # noqa: B009
+
+
+def test_a_driver_that_nobody_knows_is_refused_and_the_password_is_not_told() -> None:
+    with pytest.raises(ConfigurationError, match="one of postgresql\\+asyncpg, postgresql\\+psycopg") as caught:
+        store_for("postgresql+psycopg9://me:secret@h/d", Outbox())
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("server", "driver", "query"),
+    [
+        (
+            "postgresql-15",
+            "postgresql+psycopg2",
+            {"sslmode": "prefer", "connect_timeout": "5", "application_name": "a"},
+        ),
+        ("postgresql-15", "postgresql+pg8000", {}),
+        ("postgresql-15", "postgresql+psycopg", {"connect_timeout": "5"}),
+        ("mariadb", "mysql+pymysql", {"charset": "utf8mb4", "connect_timeout": "5", "autocommit": "true"}),
+        ("mariadb", "mariadb+mysqldb", {"charset": "utf8mb4"}),
+    ],
+)
+async def test_a_relay_runs_with_the_url_of_a_sync_application(
+    server: str, driver: str, query: dict[str, str], empty_database: Database
+) -> None:
+    url = make_url(empty_database(server)).set(drivername=driver, query=query)
+    report = await Relay(url.render_as_string(hide_password=False), print).drain()
+    assert report.pending == 0
