@@ -18,7 +18,7 @@ from postroom.settings import Settings
 
 from .backlog import PAYLOAD, TOPIC, set_up
 from .children import child, closed, hear
-from .database import COLUMNS
+from .database import COLUMNS, Database
 from .interleave import Comparison
 from .relays import running_relay
 from .run import Run
@@ -27,7 +27,7 @@ from .writes import insert_by_hand, row_by_hand
 CHANNEL = "bench"
 PAUSES = (0.15, 0.4)
 """Seconds between two messages: mostly enough to fall asleep."""
-FALLING_ASLEEP = 3.0
+FALLING_ASLEEP = 5.0
 LIMITS = {"postgresql": 2.0, "mysql": 12.0}
 """Statements per second."""
 
@@ -130,25 +130,29 @@ async def _answer(pipe: Connection, connection: asyncpg.Connection, rung: asynci
 
 def idle(run: Run) -> Comparison:
     """Statements per second of a relay that sleeps, against the limit."""
-    url = set_up(run.database)
-    run.database.count_statements(url)
+    database, url = run.database, set_up(run.database)
+    others = statements_per_second(database, url, 2.0)
     run.stack.enter_context(running_relay(url))
-    time.sleep(FALLING_ASLEEP + run.database.counting_lag)
-
-    def measure() -> float:
-        before, start = run.database.count_statements(url), time.monotonic()
-        time.sleep(run.messages)
-        count = run.database.count_statements(url) - before
-        return count / (time.monotonic() - start)
-
-    limit = LIMITS[run.database.store]
+    time.sleep(FALLING_ASLEEP + database.counting_lag)
+    limit = LIMITS[database.store]
     return Comparison(
-        ours=measure,
+        ours=lambda: statements_per_second(database, url, run.messages),
         reference=lambda: limit,
         unit="statements/s",
         reference_is="the limit",
-        notes={"counted_by": run.database.counted_by, "messages_are": "seconds a round"},
+        notes={
+            "counted_by": database.counted_by,
+            "without_a_relay": f"{others:.1f}",
+            "messages_are": "seconds a round",
+        },
     )
+
+
+def statements_per_second(database: Database, url: str, seconds: float) -> float:
+    before, start = database.count_statements(url), time.monotonic()
+    time.sleep(seconds)
+    count = database.count_statements(url) - before
+    return count / (time.monotonic() - start)
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

@@ -95,8 +95,9 @@ class OnServer(ServerConnectionContract):
         with self.engine.begin() as connection:
             for table in (tables.hot, tables.later, tables.dedupe, tables.counters):
                 connection.execute(delete(table))
-            for name in set(inspect(connection).get_table_names()) - {table.name for table in tables.all()}:
-                connection.execute(text(f"DROP TABLE {name}"))
+            ours = {table.name for table in tables.all()} | {f"{tables.archive.name}_default"}
+            for name in set(inspect(connection).get_table_names()) - ours:
+                connection.execute(text(f"DROP TABLE IF EXISTS {name}"))  # a partition goes with its table
 
     @pytest.fixture(autouse=True)
     async def async_database(self, database: None) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,5 +19,5 @@ def workshop(
     database = Database(request.param, database_of_this_worker(request.param))
     database.create_tables()
     database.clear()
-    with Workshop(database, tmp_path) as workshop:
+    with closing(database), Workshop(database, tmp_path) as workshop:
         yield workshop

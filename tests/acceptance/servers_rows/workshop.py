@@ -58,22 +58,28 @@ class Worker:
 class Workshop:
     def __init__(self, database: Database, folder: Path) -> None:
         self.database = database
-        self._folder = folder
+        self.folder = folder
         self._events = folder / EVENTS
         self._events.touch()
         self._workers: list[Worker] = []
 
     def start(self, **settings: Any) -> Worker:
         """Return when it has registered as a relay."""
-        worker = Worker(self.database, self._folder, SETTINGS | settings)
+        worker = Worker(self.database, self.folder, SETTINGS | settings)
         self._workers.append(worker)
         eventually(lambda: worker.pid in self.database.relays())
         return worker
 
-    def add(self, works: Sequence[Work], keys: int = 0) -> list[str]:
-        """Messages that ask for this work, spread over so many keys or without any; their ids."""
+    def add(self, works: Sequence[Work], keys: int = 0, once: Sequence[int] = ()) -> list[str]:
+        """Messages that ask for this work, spread over so many keys or without any; their ids. Those with these numbers
+        have the type "once"."""
         messages = [
-            Message(topic="work", payload=work.to_json(), key=f"key-{number % keys}" if keys else None)
+            Message(
+                topic="work",
+                payload=work.to_json(),
+                key=f"key-{number % keys}" if keys else None,
+                type="once" if number in once else None,
+            )
             for number, work in enumerate(works)
         ]
         with self.database.engine.begin() as connection:
@@ -81,7 +87,7 @@ class Workshop:
         return [message.id for message in messages]
 
     def door(self) -> Path:
-        return self._folder / "door"
+        return self.folder / "door"
 
     def drain(self) -> Report:
         """In this process."""

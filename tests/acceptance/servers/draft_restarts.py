@@ -1,0 +1,293 @@
+"""The database goes away at the worst moment and comes back: the relay recovers by itself, and does the right thing."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from postroom import Message, Outbox
+from postroom.ports import Batch
+from postroom.publishers.memory import MemoryPublisher
+from postroom.relay.wiring import store_for
+from postroom.stores import sql_server
+from tests.acceptance.servers.crowd import in_thread
+from tests.acceptance.servers.database import TABLES, TOPIC, Database
+from tests.acceptance.servers.deliveries import Complaints, duplicates, first_versions, ids, relay_running
+from tests.acceptance.servers.hands import ConnectionHand
+from tests.acceptance.servers.proxy import Proxy
+from tests.acceptance.servers.throwaway import throwaway
+from tests.acceptance.servers.waiting import eventually
+from tests.conftest import server_url
+
+KEYS = [f"order-{number}" for number in range(20)]
+SETTINGS: dict[str, Any] = {"lease_ttl": "2s", "publish_timeout": "500ms", "batch_size": 20}
+IN_FLIGHT = 4 * 2 * 20
+"""What a relay may have in memory: two batches for each of its workers."""
+
+
+class SlowPublisher(MemoryPublisher):
+    """So that something is going on whenever something happens."""
+
+    async def publish(self, batch: Batch) -> None:
+        await asyncio.sleep(0.02)
+        await super().publish(batch)
+
+
+def add(database: Database, count: int, first: int = 1) -> None:
+    """Of each key so many messages, numbered."""
+    versions = range(first, first + count)
+    messages = [Message(topic=TOPIC, payload={"version": n}, key=key) for n in versions for key in KEYS]
+    with database.connection() as connection:
+        Outbox().add_many(connection, messages)
+        connection.commit()
+
+
+def all_arrive(database: Database, publisher: MemoryPublisher, count: int) -> None:
+    """In order, and nothing is left."""
+    eventually(lambda: len(set(ids(publisher))) >= count * len(KEYS), otherwise=lambda: len(publisher.messages))
+    eventually(lambda: database.count("outbox") == 0)
+    assert first_versions(publisher.messages) == {key: list(range(1, count + 1)) for key in KEYS}
+
+
+# --- sessions that end in the middle of a statement
+
+
+@contextmanager
+def locker_of_table(database: Database) -> Iterator[ConnectionHand]:
+    """Nobody else can read or write it."""
+    with ConnectionHand(database, Outbox()) as locker:
+        locker.run("LOCK TABLE postroom_outbox" if database.is_postgresql else "LOCK TABLES postroom_outbox WRITE")
+        yield locker
+
+
+def test_sessions_that_end_in_the_middle_of_a_read_cost_nothing(database: Database) -> None:
+    publisher = SlowPublisher()
+    with relay_running(database, publisher, **SETTINGS):
+        add(database, 20)
+        eventually(lambda: publisher.messages)
+        with locker_of_table(database) as locker:
+            for _ in range(3):
+                eventually(database.waiting_for_a_lock)
+                assert database.end_sessions(locker.session) > 0
+        all_arrive(database, publisher, 20)
+    assert duplicates(ids(publisher)) == 0
+
+
+def test_sessions_that_end_in_the_middle_of_a_settlement_cost_nothing_as_it_is_settled_again(
+    database: Database,
+) -> None:
+    publisher = MemoryPublisher()
+    add(database, 5)
+    with ConnectionHand(database, Outbox()) as locker:
+        locker.run("SELECT * FROM postroom_outbox FOR UPDATE")
+        with relay_running(database, publisher, **SETTINGS):
+            for _ in range(2):
+                eventually(database.waiting_for_a_lock)
+                assert database.end_sessions(locker.session) > 0
+            locker.rollback()
+            all_arrive(database, publisher, 5)
+    assert duplicates(ids(publisher)) == 0
+
+
+def test_sessions_that_end_again_and_again_lose_and_reorder_nothing(database: Database) -> None:
+    publisher = SlowPublisher()
+    with relay_running(database, publisher, **SETTINGS):
+        for number in range(8):
+            before = len(publisher.messages)
+            add(database, 5, first=5 * number + 1)
+            eventually(lambda before=before: len(publisher.messages) > before)
+            database.end_sessions()
+        all_arrive(database, publisher, 40)
+    assert duplicates(ids(publisher)) == 0
+
+
+# --- the server itself
+
+
+@pytest.fixture
+def crashing(server: str) -> Iterator[Any]:
+    server_url(server)  # skip if there is none
+    with throwaway(server) as private:
+        yield private
+
+
+def test_a_server_that_crashes_and_starts_again_loses_and_reorders_nothing(crashing: Any) -> None:
+    server, database = crashing
+    publisher = SlowPublisher()
+    with relay_running(database, publisher, **SETTINGS):
+        for number in range(2):
+            before = len(publisher.messages)
+            add(database, 20, first=20 * number + 1)
+            eventually(lambda before=before: len(publisher.messages) > before)
+            server.crash()
+            database.close()
+            server.start_again()
+        all_arrive(database, publisher, 40)
+    assert duplicates(ids(publisher)) <= 2 * IN_FLIGHT
+
+
+def test_a_transaction_that_was_prepared_before_a_crash_is_delivered_in_its_place(crashing: Any) -> None:
+    server, database = crashing
+    if not database.is_postgresql:
+        return
+    publisher = MemoryPublisher()
+    database.create_aggregates([KEYS[0]])
+    database.ask("DROP SEQUENCE postroom_bell")  # who rings cannot prepare
+    outbox = Outbox(create_tables=False)
+    with relay_running(database, publisher, create_tables=False, **SETTINGS):
+        with ConnectionHand(database, outbox) as straggler:
+            straggler.lock_and_add(KEYS[0])
+            straggler.run("PREPARE TRANSACTION 'straggler'")
+        let_pass(database, publisher)
+        server.crash()
+        database.close()
+        server.start_again()
+        let_pass(database, publisher)
+        with ConnectionHand(database, outbox) as other:
+            waiting = in_thread(lambda: (other.lock_and_add(KEYS[0]), other.commit()))
+            eventually(database.waiting_for_a_lock)
+            let_pass(database, publisher)
+            database.ask("COMMIT PREPARED 'straggler'")
+            waiting.join()
+        eventually(lambda: len(first_versions(publisher.messages).get(KEYS[0], [])) == 2, within=20)
+        assert first_versions(publisher.messages)[KEYS[0]] == [1, 2]
+
+
+def let_pass(database: Database, publisher: MemoryPublisher) -> None:
+    """Messages of other keys, in all slots, delivered."""
+    with database.connection() as connection:
+        messages = [Message(topic=TOPIC, payload={"version": 0}, key=f"other-{n}") for n in range(200)]
+        added = {message.id for message in Outbox(create_tables=False).add_many(connection, messages)}
+        connection.commit()
+    eventually(lambda: added <= set(ids(publisher)))
+
+
+# --- the network
+
+
+def test_connections_that_are_cut_again_and_again_lose_and_reorder_nothing(database: Database) -> None:
+    publisher = SlowPublisher()
+    with Proxy(database.url) as proxy, relay_running(database, publisher, url=proxy.url, **SETTINGS):
+        for number in range(8):
+            before = len(publisher.messages)
+            add(database, 5, first=5 * number + 1)
+            eventually(lambda before=before: len(publisher.messages) > before)
+            proxy.cut()
+        all_arrive(database, publisher, 40)
+    assert duplicates(ids(publisher)) == 0
+
+
+@pytest.mark.parametrize("retention", [None, "1h"])
+def test_a_connection_that_is_cut_after_the_commit_was_sent_settles_once(
+    database: Database, retention: str | None
+) -> None:
+    """The database has settled the messages, and the relay does not know."""
+    publisher = MemoryPublisher()
+    settings = SETTINGS | {"workers": 1, "retention": retention}
+    with Proxy(database.url) as proxy, relay_running(database, publisher, url=proxy.url, **settings):
+        add(database, 1)  # from now on all statements are prepared
+        eventually(lambda: database.count("outbox") == 0)
+        proxy.swallow_answers(after_settling(publisher, database, retention))
+        add(database, 1, first=2)
+        assert proxy.swallowed.wait(30)
+        eventually(lambda: database.count("outbox") == 0)
+        proxy.heal()
+        add(database, 1, first=3)
+        all_arrive(database, publisher, 3)
+    assert duplicates(ids(publisher)) == 0
+    assert database.count("archive") == (3 * len(KEYS) if retention else 0)
+
+
+def after_settling(publisher: MemoryPublisher, database: Database, retention: str | None) -> Any:
+    """Settling is one statement, except on MariaDB with an archive."""
+    if retention and not database.is_postgresql:
+        return lambda said: b"postroom_archive" in said and said.endswith(b"COMMIT")
+    return lambda said: len(publisher.messages) > len(KEYS)
+
+
+def test_a_relay_gives_up_connections_that_have_stalled(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 1.0)
+    publisher, complaints = SlowPublisher(), Complaints()
+    with Proxy(database.url) as proxy, relay_running(database, publisher, complaints, url=proxy.url, **SETTINGS):
+        add(database, 10)
+        eventually(lambda: publisher.messages)
+        proxy.stall()
+        add(database, 10, first=11)
+        all_arrive(database, publisher, 20)
+        proxy.heal()
+    assert complaints.errors
+    assert duplicates(ids(publisher)) <= IN_FLIGHT
+
+
+# --- time-outs
+
+
+@contextmanager
+def hasty_role(database: Database) -> Iterator[str]:
+    """The URL of a role whose statements may take 300 ms."""
+    name, at = f"hasty_{secrets.token_hex(4)}", database.parts.database
+    if database.is_postgresql:
+        database.ask(f"CREATE ROLE {name} LOGIN SUPERUSER")
+        database.ask(f"ALTER ROLE {name} SET statement_timeout = '300ms'")
+    else:
+        database.ask(f"CREATE USER {name}@'%%' WITH MAX_STATEMENT_TIME 0.3")
+        database.ask(f"GRANT ALL ON {at}.* TO {name}@'%%'")
+    try:
+        yield database.parts.set(username=name).render_as_string()
+    finally:
+        database.ask(f"DROP ROLE {name}" if database.is_postgresql else f"DROP USER {name}@'%%'")
+
+
+def test_statements_that_take_too_long_are_tried_again_until_they_do_not(database: Database) -> None:
+    publisher, complaints = SlowPublisher(), Complaints()
+    with hasty_role(database) as url, relay_running(database, publisher, complaints, url=url, **SETTINGS):
+        add(database, 20)
+        eventually(lambda: publisher.messages)
+        with locker_of_table(database):
+            eventually(lambda: complaints.errors)
+        all_arrive(database, publisher, 20)
+        eventually(lambda: complaints.recoveries)
+    assert "timeout" in complaints.errors[0] or "max_statement_time" in complaints.errors[0]
+    assert duplicates(ids(publisher)) == 0
+
+
+# --- tables that vanish
+
+
+@pytest.mark.parametrize("maker", ["postroom init", "the application"])
+def test_a_relay_whose_tables_are_dropped_says_so_and_goes_on_when_they_are_back(
+    database: Database, maker: str
+) -> None:
+    publisher, complaints = MemoryPublisher(), Complaints()
+    with relay_running(database, publisher, complaints, **SETTINGS):
+        add(database, 5)
+        all_arrive(database, publisher, 5)
+        TABLES.metadata.drop_all(database.engine)
+        eventually(lambda: any(error.startswith("TablesMissing") for error in complaints.errors))
+        assert all(remedy_is_told(error) for error in complaints.errors if error.startswith("TablesMissing"))
+        create_tables(database, maker)
+        add(database, 5, first=6)
+        all_arrive(database, publisher, 10)
+    assert complaints.recoveries
+
+
+def remedy_is_told(error: str) -> bool:
+    return "postroom_" in error and "postroom init" in error
+
+
+def create_tables(database: Database, maker: str) -> None:
+    if maker == "the application":
+        Outbox().create_tables(database.engine)
+        return
+
+    async def init() -> None:
+        store = store_for(database.url, Outbox())
+        await store.open()
+        await store.close()
+
+    asyncio.run(init())

@@ -1,0 +1,73 @@
+"""A private server for one test, to be restarted as it pleases."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tests.acceptance.servers.database import Database
+from tests.services import places
+from tests.services.databases import at_database
+from tests.services.mariadb import MariaDB
+from tests.services.places import locked
+from tests.services.postgresql import PostgreSQL
+from tests.services.processes import end, run
+from tests.services.registry import MARIADB, OLDEST
+from tests.services.server import Server
+
+NOT_GIVEN = "POSTROOM_TEST_NEVER_SET"
+"""A user's own server is not restarted."""
+
+
+class Throwaway:
+    def __init__(self, server: str) -> None:
+        self._server: Server = (
+            MariaDB(variable=NOT_GIVEN) if server == "mariadb" else PostgreSQL(15, variable=NOT_GIVEN)
+        )
+        self._server.name = f"throwaway-{server}-{os.environ.get('PYTEST_XDIST_WORKER', 'only')}"
+        self._original = MARIADB if server == "mariadb" else OLDEST
+
+    def start(self) -> Database:
+        self._copy_pristine()
+        url = self._server.url()
+        self._server.databases.create(url, "restarted")
+        return Database(self._original.name, at_database(url, "restarted"))
+
+    def crash(self) -> None:
+        """Without a goodbye: what was not committed is lost, and what was is not."""
+        with locked(self._server.name):
+            end(self._folder, self._server.farewell)
+
+    def start_again(self) -> None:
+        """On the same port, with the same data."""
+        self._server.url()
+
+    def stop(self) -> None:
+        self._server.stop()
+        shutil.rmtree(self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return (places.ROOT / self._server.name).resolve()
+
+    def _copy_pristine(self) -> None:
+        """Data that was made for the shared server need not be made again."""
+        source = (places.ROOT / self._original.name).resolve() / "pristine"
+        folder = places.settle(self._server.name, self._server.account)
+        if source.exists() and not (folder / "pristine").exists():
+            with places.whole(folder / "pristine") as path:
+                run(["cp", "-Rp", source, path])
+
+
+@contextmanager
+def throwaway(server: str) -> Iterator[tuple[Throwaway, Database]]:
+    private = Throwaway(server)
+    try:
+        with closing(private.start()) as database:
+            database.create_tables()
+            yield private, database
+    finally:
+        private.stop()
