@@ -110,7 +110,8 @@ class PostgresqlDialect(ServerDialect):
         return super().is_unavailable(error) or state_of(error).startswith(MAY_PASS)
 
     def is_conflict(self, error: BaseException) -> bool:
-        return state_of(error) in CONFLICTS
+        # Of two that create the same table at once, the loser is told that its name is taken in a catalogue.
+        return state_of(error) in CONFLICTS or (state_of(error) == "23505" and "pg_type_typname" in str(error))
 
     def is_table_missing(self, error: BaseException) -> bool:
         return state_of(error) == "42P01"
