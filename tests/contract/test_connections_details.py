@@ -267,7 +267,7 @@ def test_a_schema_holds_the_tables_and_the_bell(engine: Engine) -> None:
     inspector = inspect(engine)
     assert "postroom_bell" in inspector.get_sequence_names("Post Office")
     assert inspector.get_table_names() == []
-    assert len(inspector.get_table_names("Post Office")) == 12
+    assert {table.name for table in outbox.tables.all()} <= set(inspector.get_table_names("Post Office"))
 
 
 def test_sqlalchemy_may_translate_the_schema(engine: Engine) -> None:

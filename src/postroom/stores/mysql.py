@@ -9,7 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, and_, func, select
+from sqlalchemy import ColumnElement, Insert, Table, and_, column, func, select, table
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -54,14 +54,21 @@ class MysqlDialect(ServerDialect):
         transaction.run(select(func.release_lock(SET_UP_LOCK)))
 
     def create(self, transaction: Transaction) -> None:
-        """An application may create tables meanwhile, which has no lock: then what is missing is looked up again."""
-        for _ in transaction.tables.all():
-            try:
-                return super().create(transaction)
-            except DBAPIError as error:
-                if code_of(error.orig or error) != TABLE_EXISTS:
-                    raise
-        return super().create(transaction)
+        """An application may create the same tables meanwhile, which has no lock."""
+        there = self.table_names(transaction)
+        for table in transaction.tables.all():
+            if table.name not in there:
+                try:
+                    table.create(transaction.connection, checkfirst=False)
+                except DBAPIError as error:
+                    if code_of(error.orig or error) != TABLE_EXISTS:
+                        raise
+
+    def table_names(self, transaction: Transaction) -> set[str]:
+        """SQLAlchemy asks for more than the names, and then fails while somebody else creates one of the tables."""
+        known = table("tables", column("table_name"), column("table_schema"), schema="information_schema")
+        schema = func.coalesce(transaction.tables.hot.schema, func.database())
+        return set(transaction.run(select(known.c.table_name).where(known.c.table_schema == schema)).scalars())
 
     def insert_missing(self, table: Table) -> Insert:
         """Not INSERT IGNORE, which swallows what it should say."""

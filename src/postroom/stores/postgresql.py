@@ -24,7 +24,7 @@ from . import postgresql_doctor
 from .postgresql_archive import create_archive
 from .postgresql_bell import Doorbell, has_bell, listen_with_asyncpg, listen_with_psycopg, notify, set_bits
 from .postgresql_claims import claim_hot, delete_claims
-from .postgresql_days import Days, whole_days
+from .postgresql_days import Days, begin_set_up, whole_days
 from .postgresql_leases import read_renewal, renewal, values_of
 from .postgresql_statements import (
     archive_unheld,
@@ -35,7 +35,7 @@ from .postgresql_statements import (
     select_stragglers,
 )
 from .postgresql_writers import Locker, Snapshot
-from .schema import SET_UP_LOCK, bell_channel
+from .schema import bell_channel
 from .sql import Polling, Rows, uninterrupted
 from .sql_claims import Claim, Wanted
 from .sql_rows import Header, read_message
@@ -89,7 +89,7 @@ class PostgresqlDialect(ServerDialect):
         return column == any_(literal(list(values), ARRAY(column.type)))
 
     def begin_set_up(self, transaction: Transaction) -> None:
-        transaction.run(select(func.pg_advisory_xact_lock(SET_UP_LOCK)))
+        begin_set_up(transaction)
 
     def create(self, transaction: Transaction) -> None:
         if not inspect(transaction.connection).has_table(
@@ -110,8 +110,7 @@ class PostgresqlDialect(ServerDialect):
         return super().is_unavailable(error) or state_of(error).startswith(MAY_PASS)
 
     def is_conflict(self, error: BaseException) -> bool:
-        # Of two that create the same table at once, the loser is told that its name is taken in a catalogue.
-        return state_of(error) in CONFLICTS or (state_of(error) == "23505" and "pg_type_typname" in str(error))
+        return state_of(error) in CONFLICTS
 
     def is_table_missing(self, error: BaseException) -> bool:
         return state_of(error) == "42P01"

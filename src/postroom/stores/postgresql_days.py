@@ -30,6 +30,7 @@ from sqlalchemy import (
 
 from ..errors import StoreError
 from .postgresql_archive import AttachDay, CreateDay, DetachDay, DropDay, day_of, name_of
+from .schema import SET_UP_LOCK
 from .sql_tend import KEEP_UNDELIVERED
 from .sql_transaction import Transaction
 
@@ -179,9 +180,17 @@ def _start(day: date) -> datetime:
 # --- made
 
 
+def begin_set_up(transaction: Transaction) -> None:
+    """Keep all others who create tables waiting until the transaction ends."""
+    transaction.run(select(func.pg_advisory_xact_lock(SET_UP_LOCK)))
+
+
 def add_day(transaction: Transaction, day: date) -> None:
     archive = transaction.tables.archive
     transaction.run(LOCK_TIMEOUT)
+    begin_set_up(transaction)
+    if day in (days_of(transaction) or ()):
+        return
     transaction.run(CreateDay(archive, day))
     transaction.run(AttachDay(archive, day))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from hashlib import md5
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, Table, delete, select, true, update
 
@@ -64,10 +64,8 @@ def take_hot(transaction: Transaction, claim: Claim, wanted: Wanted) -> list[Mes
     hot, claims = transaction.tables.hot, transaction.tables.claims
     first = select(*message_columns(hot)).where(hot.c.position > wanted.after).order_by(hot.c.position)
     first = first.where(*_in_slots(transaction, hot, wanted.slots)).limit(wanted.limit)
-    for name in ("mysql", "mariadb"):
-        # By another index it would lock, and so hide from others, all rows of the slots before it sorts them.
-        first = first.with_hint(hot, "FORCE INDEX (PRIMARY)", name)
-    rows = transaction.rows(first.with_for_update(skip_locked=True))
+    # By another index it would lock, and so hide from others, all rows of the slots before it sorts them.
+    rows = transaction.rows(_by_primary_key(first, hot).with_for_update(skip_locked=True))
     chosen = transaction.among(hot.c.position, [row.position for row in rows])
     if rows:
         given = {"position": hot.c.position, "token": claim.token, "until": transaction.after(claim.ttl)}
@@ -92,7 +90,7 @@ def take_parked(transaction: Transaction, claim: Claim, gate: Gate, limit: int) 
     return _take_over(transaction, claim, parked.limit(limit))
 
 
-def _take_over(transaction: Transaction, claim: Claim, chosen: Select[*tuple[object, ...]]) -> list[Message]:
+def _take_over(transaction: Transaction, claim: Claim, chosen: Select[*tuple[Any, ...]]) -> list[Message]:
     messages = [read_message(row) for row in transaction.rows(chosen.with_for_update(skip_locked=True))]
     _hand_over(transaction, positions_of(messages), claim)
     return sorted(messages, key=lambda message: message.position)
@@ -103,6 +101,13 @@ def _hand_over(transaction: Transaction, positions: Sequence[int], claim: Claim)
     if positions:
         taken = update(claims).where(transaction.among(claims.c.position, positions))
         transaction.run(taken.values(token=claim.token, until=transaction.after(claim.ttl)))
+
+
+def _by_primary_key(chosen: Select[*tuple[Any, ...]], table: Table) -> Select[*tuple[Any, ...]]:
+    """MySQL locks rows by the index through which it comes to them, in that order."""
+    for name in ("mysql", "mariadb"):
+        chosen = chosen.with_hint(table, "FORCE INDEX (PRIMARY)", name)
+    return chosen
 
 
 def _in_slots(transaction: Transaction, table: Table, slots: Sequence[int]) -> list[ColumnElement[bool]]:
@@ -184,16 +189,20 @@ def _lock(transaction: Transaction, settlement: Settlement) -> set[int]:
     """Every row that is concerned, so that of two relays one is first; which of them are ours."""
     fenced = [entry.message for entry in (*settlement.retries, *settlement.dead)]
     fenced += [*settlement.superseded, *(message for _, message in settlement.parked)]
-    elsewhere = [*settlement.delivered, *(refund.message for refund in settlement.refunds)]
-    claims, dead = transaction.tables.claims, transaction.tables.dead
+    claims = transaction.tables.claims
     concerned = transaction.among(claims.c.position, positions_of([*fenced, *settlement.delivered]))
-    rows = transaction.rows(
-        select(claims.c.position, claims.c.token).where(concerned).order_by(claims.c.position).with_for_update()
-    )
-    if elsewhere:
-        buried = select(dead.c.number).where(is_dead(transaction, elsewhere)).order_by(dead.c.number)
+    there = select(claims.c.position, claims.c.token).where(concerned).order_by(claims.c.position)
+    tokens = {row.position: row.token for row in transaction.rows(_by_primary_key(there, claims).with_for_update())}
+    missing = [message for message in settlement.delivered if message.position not in tokens]
+    _lock_dead(transaction, [*missing, *(refund.message for refund in settlement.refunds)])
+    return {position for position, token in tokens.items() if token == settlement.relay}
+
+
+def _lock_dead(transaction: Transaction, messages: Sequence[Message]) -> None:
+    dead = transaction.tables.dead
+    if messages:
+        buried = select(dead.c.number).where(is_dead(transaction, messages)).order_by(dead.c.number)
         transaction.run(buried.with_for_update())
-    return {row.position for row in rows if row.token == settlement.relay}
 
 
 def _lock_ours(transaction: Transaction, token: str, positions: Sequence[int]) -> set[int]:
@@ -201,7 +210,8 @@ def _lock_ours(transaction: Transaction, token: str, positions: Sequence[int]) -
     if not positions:
         return set()
     ours = select(claims.c.position).where(claims.c.token == token, transaction.among(claims.c.position, positions))
-    return set(transaction.run(ours.order_by(claims.c.position).with_for_update()).scalars())
+    ordered = _by_primary_key(ours.order_by(claims.c.position), claims)
+    return set(transaction.run(ordered.with_for_update()).scalars())
 
 
 def _deliver(transaction: Transaction, messages: Sequence[Message], retention: float | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import func, inspect, select, update
+from sqlalchemy import func, select, update
 
 from ..errors import ConfigurationError, SchemaMismatch, TablesMissing
 from ..message import SLOTS
@@ -117,9 +117,8 @@ def set_claim(transaction: Transaction, claim: str) -> None:
 
 
 def _missing_tables(transaction: Transaction) -> list[str]:
-    tables = transaction.tables
-    there = set(inspect(transaction.connection).get_table_names(schema=tables.hot.schema))
-    return [table.name for table in tables.all() if table.name not in there]
+    there = transaction.dialect.table_names(transaction)
+    return [table.name for table in transaction.tables.all() if table.name not in there]
 
 
 def _read_seeds(transaction: Transaction) -> dict[str, str]:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     insert,
+    inspect,
     literal,
     select,
 )
@@ -62,6 +63,10 @@ class SqlDialect(ABC):
         """Create what is missing."""
         tables = transaction.tables
         tables.metadata.create_all(transaction.connection, tables=tables.all())
+
+    def table_names(self, transaction: Transaction) -> set[str]:
+        """Of the schema that our tables are in."""
+        return set(inspect(transaction.connection).get_table_names(schema=transaction.tables.hot.schema))
 
     def is_complete(self, transaction: Transaction) -> bool:
         """Whether what there is beside the tables is there."""

@@ -10,7 +10,8 @@ from typing import Self
 
 from sqlalchemy import make_url
 
-Condition = Callable[[bytes], bool]
+Condition = Callable[[bytes, bytes], bool]
+"""Of all that a client said on a connection, and of its latest words."""
 
 
 class Link:
@@ -99,7 +100,7 @@ class Proxy:
         while data := await reader.read(65536):
             await link.moving.wait()
             link.said = (link.said + data)[-100_000:]
-            if self._swallow and self._swallow(link.said):
+            if self._swallow and self._swallow(link.said, data):
                 link.is_deaf = True
                 self.swallowed.set()
             link.server.write(data)
