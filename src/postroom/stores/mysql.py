@@ -56,10 +56,10 @@ class MysqlDialect(ServerDialect):
     def create(self, transaction: Transaction) -> None:
         """An application may create the same tables meanwhile, which has no lock."""
         there = self.table_names(transaction)
-        for table in transaction.tables.all():
-            if table.name not in there:
+        for missing in transaction.tables.all():
+            if missing.name not in there:
                 try:
-                    table.create(transaction.connection, checkfirst=False)
+                    missing.create(transaction.connection, checkfirst=False)
                 except DBAPIError as error:
                     if code_of(error.orig or error) != TABLE_EXISTS:
                         raise
