@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy
 
 import postroom
+from postroom.relay.process import collect_garbage_less
 from tests import services
 
 from . import drains
@@ -70,6 +71,7 @@ def main() -> None:
     if arguments.store not in bench.stores:
         parser.error(f"{arguments.bench} cannot be measured on {arguments.store}: {bench.why_not}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    collect_garbage_less()  # as `postroom relay` does, here for all that is compared
     messages = arguments.messages or (bench.quick_messages if arguments.quick else bench.messages)
     rounds = arguments.rounds or (bench.quick_rounds if arguments.quick else bench.rounds)
     try:

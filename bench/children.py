@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from postroom.relay.process import collect_garbage_less
+
 STARTING_TIME = 60.0
 ENDING_TIME = 20.0
 
@@ -57,5 +59,6 @@ def _wait_for_end(pipe: Connection) -> None:
 
 def _begin(function: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for us all, but the parent says when to end
+    collect_garbage_less()
     with suppress(BrokenPipeError):
         function(pipe, *arguments)

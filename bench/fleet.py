@@ -66,7 +66,7 @@ def is_empty(engine: Engine) -> bool:
 
 
 class SlowPublisher:
-    features = Features(max_batch=100)
+    features = Features(ordered=True, max_batch=100)  # it takes a batch as a whole or not at all
 
     def __init__(self, pipe: Connection) -> None:
         self._turn = asyncio.Lock()

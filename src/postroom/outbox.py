@@ -23,7 +23,7 @@ from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge, Unsuppo
 from .message import IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
 from .serialize import Serializer, encode, resolve
 from .stores.pending import MOST_COUNTED
-from .stores.schema import Tables, define_tables, prefix_of
+from .stores.schema import Tables, define_tables, prefix_of, tables_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -87,7 +87,11 @@ class Outbox:
         self.max_pending = max_pending
         self.dedupe_window = _window(dedupe_window)
         self.clock = clock
-        self.tables: Tables = define_tables(metadata, prefix=self.prefix, schema=schema)
+        self.tables: Tables = (
+            tables_of(self.prefix, schema)
+            if metadata is None
+            else define_tables(metadata, prefix=self.prefix, schema=schema)
+        )
         self._default_headers = headers
         self._writer = Writer(
             name=name,

@@ -536,8 +536,8 @@ class Store(StoreReader, Protocol):
         ...
 
     async def sample(self, most: int) -> int:
-        """Count the messages that are pending, up to about `most`, and note the number and the time where writers find
-        them: in the table `meta`, if that is where they look. Takes no lock on a message."""
+        """Count the messages that are pending, up to about `most`, and note the number, if it has changed, and the time
+        where writers find them: in the table `meta`, if that is where they look. Takes no lock on a message."""
         ...
 
     async def revive(self, ids: Sequence[str]) -> int:

@@ -74,9 +74,9 @@ class Fullness:
     def refuse_over(self, sample: Sample | None) -> None:
         if sample is not None and self.limit is not None and self._is_over(sample):
             raise OutboxFull(
-                f"the outbox {self._outbox!r} has {sample.pending} pending messages, counted at "
-                f"{sample.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, and max_pending is {self.limit.most}: try again "
-                "later; if it stays so, see with `postroom status` whether a relay is alive and what holds it up"
+                f"the outbox {self._outbox!r} has {sample.pending} pending messages, counted since "
+                f"{sample.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, and max_pending is {self.limit.most}: try "
+                "again later; if it stays so, see with `postroom status` whether a relay is alive and what holds it up"
             )
 
     def _is_over(self, sample: Sample | None) -> bool:

@@ -60,9 +60,7 @@ class _Collector:
         self._writing = False
         self._written = False
         self._failure: BaseException | None = None
-        event.listen(session, "before_commit", self._before_commit)
-        event.listen(session, "after_commit", self._after_commit)
-        event.listen(session, "after_transaction_end", self._after_transaction_end)
+        event.listen(session, "before_commit", self._before_commit)  # after the hooks that everybody else has
 
     def add(self, writer: Writer, rows: Sequence[Row]) -> None:
         root = self.session.get_transaction()
@@ -111,7 +109,7 @@ class _Collector:
             raise
         self._rung[writer] = None
 
-    def _after_commit(self, session: Session) -> None:
+    def after_commit(self, session: Session) -> None:
         savepoint = session.get_nested_transaction()
         if savepoint is not None:
             self._released = savepoint
@@ -124,7 +122,7 @@ class _Collector:
                 "session and were not written; please report how that was possible"
             )
 
-    def _after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
+    def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
         """The only event that every end comes by: commit, rollback, close, and what an outer rollback takes along."""
         if transaction.nested and transaction is self._released:
             self._released = None
@@ -158,6 +156,19 @@ def _collector_of(session: Session) -> _Collector | None:
     found: Any = session.info.get(_COLLECTOR)
     # A session may have been given the `info` of another.
     return found if found is not None and found.session is session else None
+
+
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    """Listening to all sessions at once costs each less than listening to those that add something."""
+    if (collector := _collector_of(session)) is not None:
+        collector.after_commit(session)
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    if (collector := _collector_of(session)) is not None:
+        collector.after_transaction_end(session, transaction)
 
 
 def _write_now(session: Session, writer: Writer, rows: Sequence[Row]) -> None:

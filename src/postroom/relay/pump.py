@@ -116,8 +116,8 @@ class Pump:
         self._unsettled: Settlement | None = None
         self._died: deque[str] = deque(maxlen=1_000)
         """The latest: only deaths since the last success can be taken back."""
-        self.is_idle = False
-        """Nothing to do but to wait for news, or for a time to come."""
+        self.fetched_at = 0.0
+        """When anything new was last read."""
         self._look_at = 0.0
         self._looked = 0.0
         self._sweep_at = clock.monotonic() + store.sweep_interval
@@ -193,6 +193,7 @@ class Pump:
         fetched = await self._store.fetch(wanted.ranges, wanted.limit)
         new = self.plan.take(wanted, fetched, self._clock.monotonic())
         if new:
+            self.fetched_at = self._clock.monotonic()
             self._notice(events.Fetched(outbox=self._name, count=new))
         return bool(fetched.messages)
 
@@ -298,14 +299,9 @@ class Pump:
         event = self.plan.next_event(now)
         pause = max(0.0, self._look_at - now) if self.plan.slots else self._settings.idle_interval
         pause = pause if event is None else min(pause, event)
-        self.is_idle = not self._calls
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(pause, self._settings.idle_interval)):
                 await self.stirred.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self.is_idle = False
 
     def ring(self, slots: Collection[int]) -> None:
         """There may be something to do in these slots. Fetch at once; what else there may be is not asked for with

@@ -236,36 +236,45 @@ class Session:
         finally:
             await _cancel(leases)
 
+    async def _pump_until_idle(self, give_up: float) -> None:
+        """After the last thing done, one more look at everything before saying that nothing is left."""
+        failed = asyncio.Event()
+        while not self._stopping.is_set():
+            self._look_everywhere()
+            if not any(await _all(*(self._empty(pump, give_up, failed) for pump in self.pumps))):
+                return
+
+    async def _empty(self, pump: Pump, give_up: float, failed: asyncio.Event) -> bool:
+        """Until there is nothing left for this pump; whether it did anything. If one fails, all end."""
+        did, pause = False, Pause()
+        while not (self._stopping.is_set() or failed.is_set()):
+            pump.stirred.clear()
+            try:
+                busy = await pump.step()
+            except StoreUnavailable as error:
+                await self._wait_for_store(error, pause, give_up)
+                pump.look_everywhere()
+                continue
+            except BaseException:
+                failed.set()
+                raise
+            self._up()
+            pause.reset()
+            did |= busy
+            if busy:
+                await asyncio.sleep(0)
+            elif pump.in_flight or pump.plan.may_go_soon():
+                await pump.rest()
+            elif not pump.stirred.is_set():
+                break
+        return did
+
     async def _wait_for_store(self, error: StoreUnavailable, pause: Pause, give_up: float) -> None:
         """A drain waits for its database too, but not for ever."""
         self._down(error)
         if self._clock.monotonic() >= give_up:
             raise error
         await self._sleep(pause.next())
-        self._look_everywhere()
-
-    async def _pump_until_idle(self, give_up: float) -> None:
-        rung, pause = False, Pause()
-        while not self._stopping.is_set():
-            for pump in self.pumps:
-                pump.stirred.clear()
-            try:
-                busy = any(await _all(*(pump.step() for pump in self.pumps)))
-            except StoreUnavailable as error:
-                await self._wait_for_store(error, pause, give_up)
-                continue
-            self._up()
-            pause.reset()
-            if busy:
-                rung = False
-                await asyncio.sleep(0)
-            elif any(pump.in_flight or pump.plan.may_go_soon() for pump in self.pumps):
-                await _first(*(asyncio.create_task(pump.rest()) for pump in self.pumps))
-            elif rung and not any(pump.stirred.is_set() for pump in self.pumps):
-                return
-            else:  # one more look at everything before saying that nothing is left
-                rung = True
-                self._look_everywhere()
 
     async def _others_have_rows(self) -> bool:
         """Whether there is something to deliver that is not ours: its owner does it, or that lease or claim ends."""
@@ -419,14 +428,6 @@ async def _all(*work: Coroutine[Any, Any, T]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return cast("list[T]", results)
-
-
-async def _first(*tasks: asyncio.Task[None]) -> None:
-    """Wait for one of them."""
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        await _cancel(*tasks)
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

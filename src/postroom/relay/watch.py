@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from ..clock import Clock
@@ -9,14 +10,18 @@ from ..ports import Store, Wakeup
 from ..settings import Settings
 from .pump import Pump
 
-DOZE_AFTER = 0.1
-"""Seconds without work before writers are told to ring. A relay that is never idle for so long costs them nothing."""
+DOZE_AFTER = 0.15
+"""Seconds without anything new before writers are told to ring. A relay that always has news costs them nothing."""
+BUSY = 4
+BUSY_WITHIN = 0.1
+"""So many rings in so many seconds, and the relay stays awake: one now and then costs writers nothing, and is heard
+sooner than anything is found."""
 
 
 class Watch:
     """One small duty beside the pumps, which themselves only look where they are told to.
 
-    Awake, it glances at the outbox every `poll_interval`. After a moment with nothing to do the relay dozes: where
+    Awake, it glances at the outbox every `poll_interval`. After a moment with nothing new the relay dozes: where
     writers can ring they are told to, and it glances every `idle_interval` only.
     """
 
@@ -34,7 +39,8 @@ class Watch:
         self._settings = settings
         self._clock = clock
         self._named = named
-        self._idle_since = clock.monotonic()
+        self._news_at = clock.monotonic()
+        self._rings: deque[float] = deque(maxlen=BUSY)
         self._dozing: frozenset[int] | None = None
         """The slots that writers were told about; None while awake."""
         self._owned: frozenset[int] = frozenset()
@@ -53,6 +59,7 @@ class Watch:
             is_dozing = self._dozing is not None and wakeup.rings
             rung = await wakeup.wait(self._settings.idle_interval if is_dozing else self._settings.poll_interval)
         news = rung or await self._glance()
+        self._note(news)
         for pump in self._pumps if news else ():
             pump.ring(news)
 
@@ -70,11 +77,18 @@ class Watch:
             self._dozing, self._owned = None, owned
         return False
 
+    def _note(self, news: Collection[int]) -> None:
+        """Awake, anything new keeps us so. Dozing, only many rings in a short time wake us for good."""
+        now, rings = self._clock.monotonic(), self._rings
+        if self._dozing is None:
+            self._news_at = max(self._news_at, now if news else 0.0, *(pump.fetched_at for pump in self._pumps))
+            return
+        rings.extend(now for _ in news)
+        if len(rings) == BUSY and now - rings[0] < BUSY_WITHIN:
+            self._news_at = now
+
     def _is_idle(self) -> bool:
-        now = self._clock.monotonic()
-        if not all(pump.is_idle for pump in self._pumps):
-            self._idle_since = now
-        return now - self._idle_since >= DOZE_AFTER
+        return self._clock.monotonic() - self._news_at >= DOZE_AFTER
 
     async def _glance(self) -> Collection[int]:
         ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]

@@ -19,7 +19,7 @@ from ..errors import StoreUnavailable
 from ..message import Message
 from ..ports import NO_LIMIT, Finding, Range
 from . import mysql_doctor
-from .mysql_statements import delete_claims, delete_unheld, listed, padded, select_news, select_slots
+from .mysql_statements import delete_claims, delete_unheld, is_listed, listed, padded, select_news, select_slots
 from .mysql_writers import uncommitted
 from .sql import Rows
 from .sql_rows import Header, range_values, read_message
@@ -156,7 +156,11 @@ class MysqlStore(ServerStore[Collection[int]]):
     async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
         async with connection.cursor() as cursor:
             await cursor.execute(sql, parameters)
-            return await cursor.fetchall() if cursor.description else [(cursor.rowcount,)]
+            return await cursor.fetchall()
+
+    async def _change_on(self, connection: Any, sql: str, parameters: Any) -> int:
+        async with connection.cursor() as cursor:
+            return await cursor.execute(sql, parameters)
 
     # --- reading and settling
 
@@ -177,11 +181,11 @@ class MysqlStore(ServerStore[Collection[int]]):
         shape = ("slots", len(ranges), limit != 0, again, len(checked))
         prepared = self._prepare(shape, lambda: select_slots(self.tables.hot, *shape[1:]))
         values = {**range_values(ranges), **listed(checked), "limit": NO_LIMIT if limit is None else limit}
-        rows = await self._driver_rows(prepared.sql, prepared.bind(values))
-        messages = in_order([read_message(row) for row in rows[1:]])
+        header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(values)))
+        messages = in_order([read_message(row) for row in rows])
         slots = {asked.slot for asked in ranges}
         visible = {message.position for message in messages}
-        return visible, Header.read(rows[0]).now, [message for message in messages if message.slot in slots]
+        return visible, header.now, [message for message in messages if message.slot in slots]
 
     async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Collection[int], list[Message]]:
         evidence, _, messages = await self._read_slots(ranges, 0)
@@ -194,15 +198,21 @@ class MysqlStore(ServerStore[Collection[int]]):
         rows = await self._driver_rows(prepared.sql, prepared.bind({**range_values(ranges), **now}))
         return [slot for (slot,) in rows]
 
+    def _slot_values(self, slots: Sequence[int]) -> dict[str, Any]:
+        return listed(padded(slots))
+
+    def _is_among(self, slot: ColumnElement[int], count: int) -> ColumnElement[bool]:
+        return is_listed(slot, count)
+
     async def _delete_hot(self, positions: Sequence[int]) -> int:
         tables, values = self.tables, padded(positions)
         statement = partial(delete_unheld, tables.hot, tables.holds, len(values))
-        return await self._count(("delivered", len(values)), statement, **listed(values))
+        return await self._change(("delivered", len(values)), statement, **listed(values))
 
     async def delete_claims(self, messages: Sequence[Message]) -> int:
         values = padded(sorted(message.position for message in messages))
         statement = partial(delete_claims, self.tables.claims, len(values))
-        return await self._count(("claimed", len(values)), statement, **listed(values))
+        return await self._change(("claimed", len(values)), statement, **listed(values))
 
 
 def read_dirty(transaction: Transaction, slots: Sequence[int], after: int, to: int, known: Sequence[int]) -> set[int]:

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from .schema import Moment, Tables, db_now
 from .sql_read import has_work
-from .sql_rows import after_header, message_columns
+from .sql_rows import message_columns, with_header
 
 
 def padded(values: Sequence[int]) -> list[int]:
@@ -42,7 +42,7 @@ def listed(values: Sequence[int]) -> dict[str, int]:
     return {f"position{number}": value for number, value in enumerate(values)}
 
 
-def _is_listed(column: ColumnElement[int], count: int) -> ColumnElement[bool]:
+def is_listed(column: ColumnElement[int], count: int) -> ColumnElement[bool]:
     return column.in_([bindparam(f"position{number}", type_=BigInteger) for number in range(count)])
 
 
@@ -55,8 +55,8 @@ def select_slots(hot: Table, count: int, new: bool, again: bool, checked: int) -
     if again:
         parts += [select(*message_columns(hot)).where(_between(hot, number)) for number in range(count)]
     if checked:
-        parts.append(select(*message_columns(hot)).where(_is_listed(hot.c.position, checked)))
-    return after_header(hot, cast(null(), hot.c.topic.type), *parts)
+        parts.append(select(*message_columns(hot)).where(is_listed(hot.c.position, checked)))
+    return with_header(hot, cast(null(), hot.c.topic.type), *parts)
 
 
 def _new(hot: Table, count: int) -> Select[*tuple[Any, ...]]:
@@ -90,10 +90,10 @@ def select_news(tables: Tables, count: int, clocked: bool) -> Select[*tuple[Any,
 
 
 def delete_claims(claims: Table, count: int) -> Delete:
-    return delete(claims).where(_is_listed(claims.c.position, count))
+    return delete(claims).where(is_listed(claims.c.position, count))
 
 
 def delete_unheld(hot: Table, holds: Table, count: int) -> Delete:
     """Delete delivered rows, none if one of them holds its key."""
-    is_held = exists().where(_is_listed(holds.c.position, count))
-    return delete(hot).where(_is_listed(hot.c.position, count), ~is_held)
+    is_held = exists().where(is_listed(holds.c.position, count))
+    return delete(hot).where(is_listed(hot.c.position, count), ~is_held)

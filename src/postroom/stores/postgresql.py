@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, any_, func, inspect, literal, select
+from sqlalchemy import ColumnElement, Insert, Table, any_, bindparam, func, inspect, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateSequence
@@ -211,6 +211,10 @@ class PostgresqlStore(ServerStore[Snapshot]):
     async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
         return await connection.fetch(sql, *parameters)
 
+    async def _change_on(self, connection: Any, sql: str, parameters: Any) -> int:
+        status: str = await connection.execute(sql, *parameters)
+        return int(status.rpartition(" ")[2])
+
     # --- reading and settling
 
     async def _ask(self) -> None:
@@ -228,19 +232,21 @@ class PostgresqlStore(ServerStore[Snapshot]):
 
     async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Snapshot, datetime, list[Message]]:
         again = any(asked.low < asked.after for asked in ranges)
-        prepared = self._prepare(("slots", again), lambda: select_slots(self.tables.hot, again))
-        rows = await self._driver_rows(prepared.sql, prepared.bind({**_arrays(ranges), "limit": limit}))
-        header = Header.read(rows[0])
-        return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows[1:]]
+        limited = limit is not None and sum(asked.limit for asked in ranges) > limit
+        shape = ("slots", again, limited)
+        prepared = self._prepare(shape, lambda: select_slots(self.tables.hot, again, limited))
+        found = await self._driver_rows(prepared.sql, prepared.bind({**_arrays(ranges), "limit": limit}))
+        header, rows = Header.split_off(found)
+        return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows]
 
     async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Snapshot, list[Message]]:
         prepared = self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
-        rows = await self._driver_rows(prepared.sql, prepared.bind(_arrays(ranges)))
-        return Snapshot.parse(Header.read(rows[0]).word), [read_message(row) for row in rows[1:]]
+        header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(_arrays(ranges))))
+        return Snapshot.parse(header.word), [read_message(row) for row in rows]
 
     async def _delete_hot(self, positions: Sequence[int]) -> int:
         statement = partial(delete_unheld, self.tables.hot, self.tables.holds)
-        return await self._count("delivered", statement, positions=positions)
+        return await self._change("delivered", statement, positions=positions)
 
     async def _settle_hot(self, settlement: Settlement) -> bool:
         if settlement.retention is None:
@@ -252,7 +258,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         """Move the rows at these positions to the archive, none of them if one holds its key; how many."""
         statement = partial(archive_unheld, self.tables, self._clock is not None)
         now = {"now": self._clock.now()} if self._clock else {}
-        return await self._count("archived", statement, positions=positions, **now)
+        return await self._change("archived", statement, positions=positions, **now)
 
     # --- rows claimed one by one
 
@@ -260,12 +266,11 @@ class PostgresqlStore(ServerStore[Snapshot]):
         shape = (self._clock is not None, len(wanted.slots) >= SLOTS)
         prepared = self._prepare(("claim", *shape), lambda: claim_hot(self.tables, *shape))
         values = {**claim._asdict(), **wanted._asdict(), **self._given_time()}
-        rows = await self._driver_rows(prepared.sql, prepared.bind(values))
-        now = self._clock.now() if self._clock else Header.read(rows[0]).now
-        return Fetched([read_message(row) for row in rows[1:]], 0, now)
+        header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(values)))
+        return Fetched([read_message(row) for row in rows], 0, self._clock.now() if self._clock else header.now)
 
     async def delete_claims(self, messages: Sequence[Message]) -> int:
-        return await self._count(
+        return await self._change(
             "claimed", partial(delete_claims, self.tables.claims), positions=positions_of(messages)
         )
 
@@ -287,6 +292,12 @@ class PostgresqlStore(ServerStore[Snapshot]):
         return [*await super().diagnose(), postgresql_doctor.of_pooler(self._is_pooled)]
 
     # --- what an idle relay does: one statement each
+
+    def _slot_values(self, slots: Sequence[int]) -> dict[str, Any]:
+        return {"slots": list(slots)}
+
+    def _is_among(self, slot: ColumnElement[int], count: int) -> ColumnElement[bool]:
+        return slot == any_(bindparam("slots", type_=ARRAY(slot.type)))
 
     async def renew(self, beat: Beat) -> Leases:
         prepared = self._prepare("renewal", lambda: renewal(self.tables, self._clock is not None))

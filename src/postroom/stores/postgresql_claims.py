@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Delete,
     Float,
     Integer,
     SelectBase,
@@ -24,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from .schema import Moment, Tables, db_now
-from .sql_rows import after_header, message_columns
+from .sql_rows import message_columns, with_header
 
 
 def claim_hot(tables: Tables, clocked: bool, everywhere: bool) -> SelectBase:
@@ -40,13 +41,11 @@ def claim_hot(tables: Tables, clocked: bool, everywhere: bool) -> SelectBase:
     names = ["token", "until", *(item.name for item in taken.c)]
     claim = select(bindparam("token", type_=claims.c.token.type), _until(clocked), *taken.c)
     kept = insert(claims).inline().from_select(names, claim).cte("kept")
-    return after_header(hot, cast(null(), hot.c.topic.type), select(*taken.c)).add_cte(kept)
+    return with_header(hot, cast(null(), hot.c.topic.type), select(*taken.c)).add_cte(kept)
 
 
-def delete_claims(claims: Table) -> SelectBase:
-    listed = any_(_array("positions", BigInteger))
-    gone = delete(claims).where(claims.c.position == listed).returning(claims.c.position).cte("gone")
-    return select(func.count()).select_from(gone)
+def delete_claims(claims: Table) -> Delete:
+    return delete(claims).where(claims.c.position == any_(_array("positions", BigInteger)))
 
 
 def _until(clocked: bool) -> ColumnElement[Any]:

@@ -8,6 +8,8 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Delete,
+    Insert,
     Integer,
     Select,
     SelectBase,
@@ -34,23 +36,26 @@ from sqlalchemy.dialects.postgresql import ARRAY, OID
 
 from .schema import Moment, Tables, db_now
 from .sql_read import has_work
-from .sql_rows import after_header, message_columns
+from .sql_rows import message_columns, with_header
 
 __all__ = ["archive_unheld", "delete_unheld", "select_lockers", "select_news", "select_slots", "select_stragglers"]
 
 
-def select_slots(hot: Table, again: bool) -> SelectBase:
+def select_slots(hot: Table, again: bool, limited: bool) -> SelectBase:
     """A header, and for each slot one range of an index: over several slots at once it would walk the rows of others.
-    With `again`, all rows above `lows` besides."""
+    With `again`, all rows above `lows` besides. If `limited`, the ranges may hold more rows than are wanted in all."""
     asked = _asked()
     new = _rows(hot, asked, hot.c.position > asked.c.after).limit(asked.c.rows).lateral("new")
-    lowest = _joined(asked, new).order_by(new.c.position).limit(bindparam("limit", type_=Integer)).subquery("lowest")
-    return _after_header(hot, select(lowest), *([_stragglers(hot)] if again else []))
+    found = _joined(asked, new)
+    if limited:
+        lowest = found.order_by(new.c.position).limit(bindparam("limit", type_=Integer))
+        found = select(lowest.subquery("lowest"))
+    return _with_header(hot, found, *([_stragglers(hot)] if again else []))
 
 
 def select_stragglers(hot: Table) -> SelectBase:
     """A header, and all rows above `lows` and not above `afters`."""
-    return _after_header(hot, _stragglers(hot))
+    return _with_header(hot, _stragglers(hot))
 
 
 def _stragglers(hot: Table) -> Select[*tuple[Any, ...]]:
@@ -59,8 +64,8 @@ def _stragglers(hot: Table) -> Select[*tuple[Any, ...]]:
     return _joined(asked, _rows(hot, asked, between).lateral("late"))
 
 
-def _after_header(hot: Table, *parts: SelectBase) -> SelectBase:
-    return after_header(hot, cast(func.pg_current_snapshot(), Text), *parts)
+def _with_header(hot: Table, *parts: SelectBase) -> SelectBase:
+    return with_header(hot, cast(func.pg_current_snapshot(), Text), *parts)
 
 
 def _asked() -> TableValuedAlias:
@@ -142,16 +147,15 @@ def select_news(tables: Tables, clocked: bool) -> Select[*tuple[Any, ...]]:
     return select(asked.c.slot).where(has_work(tables, asked, now))
 
 
-def delete_unheld(hot: Table, holds: Table) -> SelectBase:
-    """Delete delivered rows, none if one of them holds its key; how many were deleted."""
+def delete_unheld(hot: Table, holds: Table) -> Delete:
+    """Delete delivered rows, none if one of them holds its key."""
     listed = any_(_array("positions", BigInteger))
     is_held = exists().where(holds.c.position == listed)
-    gone = delete(hot).where(hot.c.position == listed, ~is_held).returning(hot.c.position).cte("gone")
-    return select(func.count()).select_from(gone)
+    return delete(hot).where(hot.c.position == listed, ~is_held)
 
 
-def archive_unheld(tables: Tables, clocked: bool) -> SelectBase:
-    """Move delivered rows to the archive, none if one of them holds its key; how many were moved."""
+def archive_unheld(tables: Tables, clocked: bool) -> Insert:
+    """Move delivered rows to the archive, none if one of them holds its key."""
     hot, archive = tables.hot, tables.archive
     listed = any_(_array("positions", BigInteger))
     is_held = exists().where(tables.holds.c.position == listed)
@@ -159,5 +163,4 @@ def archive_unheld(tables: Tables, clocked: bool) -> SelectBase:
     now: ColumnElement[Any] = bindparam("now", type_=Moment) if clocked else db_now()
     delivered = literal_column("'delivered'", archive.c.outcome.type)
     names = ["outcome", "settled_at", *(item.name for item in gone.c)]
-    kept = insert(archive).inline().from_select(names, select(delivered, now, *gone.c)).cte("kept")
-    return select(func.count()).select_from(gone).add_cte(kept)
+    return insert(archive).inline().from_select(names, select(delivered, now, *gone.c))

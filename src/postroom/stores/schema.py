@@ -9,6 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -278,6 +279,12 @@ def prefix_of(name: str, prefix: str | None) -> str:
             f"the table prefix {prefix!r} cannot be used: letters, digits and underscores only, at most 41"
         )
     return prefix
+
+
+@cache
+def tables_of(prefix: str, schema: str | None) -> Tables:
+    """In a `MetaData` of their own, which all share who have no other."""
+    return define_tables(prefix=prefix, schema=schema)
 
 
 def define_tables(

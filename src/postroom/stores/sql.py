@@ -42,8 +42,8 @@ from ..ports import (
     Wakeup,
 )
 from ..redact import redact
-from . import sql_doctor, sql_leases, sql_read, sql_settle, sql_setup, sql_tend
-from .schema import define_tables, prefix_of
+from . import pending, sql_doctor, sql_leases, sql_read, sql_settle, sql_setup, sql_tend
+from .schema import prefix_of, tables_of
 from .sql_rows import Prepared, range_values, read_message, select_lowest, select_parked, select_ranges
 from .sql_transaction import SqlDialect, Transaction
 
@@ -71,7 +71,7 @@ class SqlStore(Store):
         clock: Clock | None = None,
     ) -> None:
         self.name = name
-        self.tables = define_tables(prefix=prefix_of(name, prefix), schema=schema)
+        self.tables = tables_of(prefix_of(name, prefix), schema)
         self._url = url
         self._shown_url = redact(url)
         self._clock = clock
@@ -285,8 +285,11 @@ class SqlStore(Store):
         return await self._write(sql_tend.clean, retention, limit)
 
     async def sample(self, most: int) -> int:
-        count = await self._read(sql_tend.count_pending, most)
-        await self._write(sql_tend.note_pending, count)
+        prepared = self._prepare("pending", lambda: pending.count_pending(self.tables))
+        [(found, noted)] = await self._driver_rows(prepared.sql, prepared.bind({"most": most}))
+        count, before = min(found, most), pending.Sample.read(noted or "")
+        if before is None or before.pending != count:
+            await self._write(sql_tend.note_pending, count)
         return count
 
     async def revive(self, ids: Sequence[str]) -> int:

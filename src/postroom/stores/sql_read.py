@@ -72,8 +72,12 @@ def gates(transaction: Transaction, slots: Sequence[int]) -> tuple[list[Hold], l
 
 def releasing(transaction: Transaction, slots: Sequence[int]) -> list[Hold]:
     holds = transaction.tables.holds
-    told = select(holds).where(holds.c.status == "releasing", transaction.among(holds.c.slot, slots))
+    told = select(holds).where(is_releasing(transaction.tables), transaction.among(holds.c.slot, slots))
     return [read_hold(transaction, row) for row in transaction.rows(told.order_by(holds.c.position))]
+
+
+def is_releasing(tables: Tables) -> ColumnElement[bool]:
+    return tables.holds.c.status == "releasing"
 
 
 def glance(transaction: Transaction, ranges: Sequence[Range]) -> list[int]:
@@ -94,7 +98,7 @@ def has_work(tables: Tables, asked: Any, now: Any) -> ColumnElement[bool]:
         exists().where(hot.c.slot == asked.c.slot, hot.c.position > asked.c.after),
         exists().where(later.c.slot == asked.c.slot, later.c.due_at <= now),
         exists().where(dead.c.slot == asked.c.slot, dead.c.revive_at <= now),
-        exists().where(holds.c.slot == asked.c.slot, holds.c.status == "releasing"),
+        exists().where(holds.c.slot == asked.c.slot, is_releasing(tables)),
     )
 
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import URL, ClauseElement, make_url
+from sqlalchemy import URL, ClauseElement, ColumnElement, Integer, literal_column, make_url, select
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyTimeout
 
 from ..clock import Clock
-from ..errors import ConfigurationError, MissingExtra
+from ..errors import ConfigurationError, MissingExtra, StoreError
 from ..message import Message
-from ..ports import Fetched, Range, Settled, Settlement
+from ..ports import Due, Fetched, Hold, Range, Settled, Settlement
 from ..redact import redact
 from .drivers import Drivers
+from .schema import db_now
 from .sql import Rows, uninterrupted
 from .sql_claiming import ClaimingStore
 from .sql_claims import Claim, Wanted
+from .sql_read import is_releasing
+from .sql_rows import read_moment
 from .sql_settle import is_delivered
+from .sql_tend import first_times, move_due
 from .sql_transaction import SqlDialect, Transaction
 from .stragglers import Evidence, Stragglers
 
@@ -112,18 +117,27 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
     async def _driver_rows(self, sql: str, parameters: Any) -> Rows:
         if not self._goes_past_sqlalchemy():
             return await super()._driver_rows(sql, parameters)
+        return await self._past_sqlalchemy(lambda connection: self._run_on(connection, sql, parameters))
+
+    async def _driver_changed(self, sql: str, parameters: Any) -> int:
+        if not self._goes_past_sqlalchemy():
+            return await self._write(
+                lambda transaction: transaction.connection.exec_driver_sql(sql, parameters).rowcount
+            )
+        return await self._past_sqlalchemy(lambda connection: self._change_on(connection, sql, parameters))
+
+    async def _past_sqlalchemy(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        async def attempt() -> T:
+            async with asyncio.timeout(STATEMENT_TIMEOUT), self._drivers.borrow() as connection:
+                return await work(connection)
+
         with self._errors_translated():
-            return await self._insist(lambda: self._run_driver(sql, parameters))
+            return await self._insist(attempt)
 
-    async def _run_driver(self, sql: str, parameters: Any) -> Rows:
-        async with asyncio.timeout(STATEMENT_TIMEOUT), self._drivers.borrow() as connection:
-            return await self._run_on(connection, sql, parameters)
-
-    async def _count(self, name: object, statement: Callable[[], ClauseElement], **values: Any) -> int:
-        """Run a statement of the hot path whose one answer is a number."""
+    async def _change(self, name: object, statement: Callable[[], ClauseElement], **values: Any) -> int:
+        """Run a statement of the hot path that changes rows; how many."""
         prepared = self._prepare(name, statement)
-        [(count,)] = await self._driver_rows(prepared.sql, prepared.bind(values))
-        return count
+        return await self._driver_changed(prepared.sql, prepared.bind(values))
 
     @abstractmethod
     async def _connect_driver(self) -> Any:
@@ -135,7 +149,11 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
 
     @abstractmethod
     async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
-        """Its rows; for a statement that has none, one row with the number of rows it changed."""
+        """Its rows."""
+
+    @abstractmethod
+    async def _change_on(self, connection: Any, sql: str, parameters: Any) -> int:
+        """How many rows it changed."""
 
     # --- reading
 
@@ -197,9 +215,49 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
     async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Any, list[Message]]:
         """What tells who is over, and all rows above `low` and not above `after`."""
 
+    # --- looking: asked often, and seldom with something to do, so with one statement each and no transaction
+
+    async def due(self, slots: Sequence[int], limit: int) -> Due:
+        leases, values = self.tables.leases, self._slot_values(slots)
+        prepared = self._prepare(
+            ("due", len(values)),
+            lambda: first_times(self.tables, self._is_among(leases.c.slot, len(values))).add_columns(db_now()),
+        )
+        rows = await self._driver_rows(prepared.sql, prepared.bind(values)) if slots else ()
+        moments = [[read_moment(value) for value in row] for row in rows]
+        times = [time for *row, _ in moments for time in row if time is not None]
+        now = self._clock.now() if self._clock else next((row[-1] for row in moments), None)
+        if now is None or not times:
+            return Due(0, None)
+        wait = (min(times) - now).total_seconds()
+        return Due(0, wait) if wait > 0 else await self._write(move_due, slots, limit)
+
+    async def releasing(self, slots: Sequence[int]) -> list[Hold]:
+        holds, values = self.tables.holds, self._slot_values(slots)
+        there = select(holds.c.slot).where(is_releasing(self.tables)).limit(literal_column("1", Integer))
+        prepared = self._prepare(
+            ("releasing", len(values)), lambda: there.where(self._is_among(holds.c.slot, len(values)))
+        )
+        is_any = slots and await self._driver_rows(prepared.sql, prepared.bind(values))
+        return await super().releasing(slots) if is_any else []
+
+    @abstractmethod
+    def _slot_values(self, slots: Sequence[int]) -> dict[str, Any]:
+        """The values of a statement about these slots."""
+
+    @abstractmethod
+    def _is_among(self, slot: ColumnElement[int], count: int) -> ColumnElement[bool]:
+        """Whether it is one of those in so many values."""
+
     # --- settling
 
     async def settle(self, settlement: Settlement) -> Settled:
+        settled = await self._settle(settlement)
+        with suppress(StoreError):  # which the next read will say
+            await self._ask_if_due()  # now, and not before the next message, which shall not wait for it
+        return settled
+
+    async def _settle(self, settlement: Settlement) -> Settled:
         if is_delivered(settlement) and await self._settle_hot(settlement):
             return Settled()
         # Not all there was to do: settling them again in full does the rest.

@@ -10,12 +10,10 @@ from typing import Any
 from sqlalchemy import (
     Column,
     ColumnElement,
-    Integer,
     Select,
     Table,
     exists,
     func,
-    literal_column,
     select,
     union_all,
     update,
@@ -24,6 +22,7 @@ from sqlalchemy import (
 from ..message import REVIVED_HEADER, TOMBSTONE_HEADER, new_id, slot_of
 from ..ports import Due
 from . import pending
+from .schema import Tables
 from .sql_rows import read_headers
 from .sql_settle import archive
 from .sql_transaction import Transaction
@@ -39,16 +38,17 @@ FORGET_RELAYS = DAY
 
 def next_in(transaction: Transaction, slots: Sequence[int]) -> float | None:
     """Seconds until the first row of the slots is due; 0 if one is."""
-    times = [time for row in transaction.rows(_first_times(transaction, slots)) for time in row if time is not None]
+    ours = transaction.among(transaction.tables.leases.c.slot, slots)
+    times = [time for row in transaction.rows(first_times(transaction.tables, ours)) for time in row if time]
     return max(0.0, transaction.seconds_until(min(times))) if times else None
 
 
-def _first_times(transaction: Transaction, slots: Sequence[int]) -> Select[*tuple[Any, ...]]:
+def first_times(tables: Tables, ours: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     """Off the ends of two indexes, slot by slot: a minimum over several slots at once would walk all their rows."""
-    leases, later, dead = transaction.tables.leases, transaction.tables.later, transaction.tables.dead
+    leases, later, dead = tables.leases, tables.later, tables.dead
     due = select(func.min(later.c.due_at)).where(later.c.slot == leases.c.slot).scalar_subquery()
     revival = select(func.min(dead.c.revive_at)).where(dead.c.slot == leases.c.slot).scalar_subquery()
-    return select(due, revival).where(transaction.among(leases.c.slot, slots))
+    return select(due, revival).where(ours)
 
 
 def move_due(transaction: Transaction, slots: Sequence[int], limit: int) -> Due:
@@ -228,16 +228,6 @@ def _numbers(rows: Sequence[Any]) -> list[int]:
 
 
 # --- upkeep
-
-
-def count_pending(transaction: Transaction, most: int) -> int:
-    count, tables = 0, transaction.tables
-    for table in (tables.hot, tables.parked, tables.claims):
-        some = select(literal_column("1", Integer)).select_from(table).limit(most - count).subquery()
-        count += transaction.run(select(func.count()).select_from(some)).scalar_one()
-        if count >= most:
-            break
-    return count
 
 
 def note_pending(transaction: Transaction, count: int) -> None:
