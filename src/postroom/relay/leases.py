@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .. import events
 from ..clock import Clock
+from ..errors import TablesMissing
 from ..message import SLOTS
 from ..ports import Beat, Lease, Leases, Store
 from ..settings import Settings
@@ -71,6 +72,9 @@ class LeaseKeeper:
         leases = await self._store.renew(beat)
         self._told.update(beat.marks)
         self._note_renewed(leases.slots, before)
+        if len(leases.slots) < SLOTS:
+            count = len(leases.slots)
+            raise TablesMissing(f"the outbox {self._name!r} has {count} of {SLOTS} leases; run 'postroom init'")
         await self._give_back(leases)
         taken = await self._take(leases)
         for pump in self._pumps:
@@ -92,6 +96,10 @@ class LeaseKeeper:
         """Drop every slot whose deadline has passed: somebody else may own it already."""
         late = [slot.number for slot in self._slots() if slot.deadline <= now]
         self._lose(late)
+
+    def lose_all(self) -> None:
+        """The tables are gone. What we know of our slots says nothing about those that will be there instead."""
+        self._lose([slot.number for slot in self._slots()])
 
     async def release_all(self) -> None:
         """Give everything back that nothing is flying for; the rest is left to expire. Nothing is taken any more."""

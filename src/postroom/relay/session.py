@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from .. import events
 from ..clock import Clock
-from ..errors import PostroomError, StoreUnavailable
+from ..errors import PostroomError, StoreUnavailable, TablesMissing
 from ..failures import describe
 from ..message import SLOTS
 from ..ports import Features, Observer, Publisher, Range, Store
@@ -71,6 +71,7 @@ class Session:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_down = False
+        self._are_tables_missing = False
         self._finished = False
 
     # -------------------------------------------------------------------------------------------- opening
@@ -310,6 +311,7 @@ class Session:
         while True:
             began = self._clock.monotonic()
             try:
+                await self._check_tables()
                 await duty()
             except Exception as error:
                 self._down(error)
@@ -318,6 +320,13 @@ class Session:
             if self._clock.monotonic() - began > 10:
                 pause.reset()
             await self._sleep(pause.next())
+
+    async def _check_tables(self) -> None:
+        """If they were gone: whoever made them anew need not have made the rows that a relay needs."""
+        if self._are_tables_missing:
+            await self._store.open(claim=self._settings.claim, create_tables=False)
+            await self._store.close()
+            self._are_tables_missing = False
 
     # -------------------------------------------------------------------------------------------- the duties
 
@@ -395,6 +404,9 @@ class Session:
     # -------------------------------------------------------------------------------------------- trouble
 
     def _down(self, error: BaseException) -> None:
+        if isinstance(error, TablesMissing) and self._keeper is not None:
+            self._are_tables_missing = True
+            self._keeper.lose_all()
         if not self._is_down:
             self._is_down = True
             if not isinstance(error, PostroomError):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Insert, Table, and_, column, func, select, table
+from sqlalchemy import Column, ColumnElement, Insert, Table, and_, column, func, select, table
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -19,11 +20,21 @@ from ..errors import StoreUnavailable
 from ..message import Message
 from ..ports import NO_LIMIT, Finding, Range
 from . import mysql_doctor
-from .mysql_statements import delete_claims, delete_unheld, is_listed, listed, padded, select_news, select_slots
+from .mysql_statements import (
+    GIVEN,
+    delete_at,
+    delete_unheld,
+    is_listed,
+    listed,
+    lock_at,
+    padded,
+    select_news,
+    select_slots,
+)
 from .mysql_writers import uncommitted
 from .sql import Rows
 from .sql_rows import Header, range_values, read_message
-from .sql_server import CONNECT_TIMEOUT, ServerDialect, ServerStore, in_order
+from .sql_server import CONNECT_TIMEOUT, IDLE_TIMEOUT, ServerDialect, ServerStore, in_order
 from .sql_transaction import Transaction
 
 SYNC_DRIVERS = ("pymysql", "mysqldb")
@@ -31,6 +42,8 @@ OURS = ("autocommit", "connect_timeout", "init_command", "read_timeout", "use_un
 PARAMETERS: dict[str, dict[str, str | None]] = {"asyncmy": dict.fromkeys(OURS), "aiomysql": dict.fromkeys(OURS)}
 SET_UP_LOCK = "postroom"
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+END_IDLE = f"SET @postroom = 1 /*M!100300 , SESSION idle_transaction_timeout = {IDLE_TIMEOUT} */"
+"""MariaDB can do so. For MySQL, which cannot, the rest of the line is a comment."""
 CONFLICTS = {1213}
 """Deadlock."""
 MAY_PASS = {1040, 1042, 1043, 1053, 1077, 1078, 1079, 1152, 1153, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927,
@@ -44,6 +57,13 @@ class MysqlDialect(ServerDialect):
     def among(self, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
         """Sorted, so that rows are locked in one order."""
         return column.in_(sorted(values))
+
+    def remove_at(self, transaction: Transaction, key: Column[int], numbers: Sequence[int]) -> int:
+        return transaction.changed(delete_at(key), {GIVEN: json.dumps(list(numbers))}) if numbers else 0
+
+    def lock_at(self, transaction: Transaction, key: Column[int], numbers: Sequence[int]) -> list[int]:
+        locked = lock_at(key), {GIVEN: json.dumps(list(numbers))}
+        return list(transaction.run(*locked).scalars()) if numbers else []
 
     def begin_set_up(self, transaction: Transaction) -> None:
         """Tables are created outside of any transaction here, so a lock by name keeps others waiting."""
@@ -131,8 +151,11 @@ class MysqlStore(ServerStore[Collection[int]]):
 
     # --- connections
 
-    def _create_engine(self) -> AsyncEngine:
+    def _forget_writers(self) -> None:
+        super()._forget_writers()
         self._read_before = 0
+
+    def _create_engine(self) -> AsyncEngine:
         return create_async_engine(
             self._driver_url,
             isolation_level="READ COMMITTED",
@@ -140,7 +163,7 @@ class MysqlStore(ServerStore[Collection[int]]):
             max_overflow=2,
             pool_timeout=CONNECT_TIMEOUT,
             pool_recycle=3600,
-            connect_args={"connect_timeout": int(CONNECT_TIMEOUT)},
+            connect_args={"connect_timeout": int(CONNECT_TIMEOUT), "init_command": END_IDLE},
         )
 
     async def _connect_driver(self) -> Any:
@@ -165,13 +188,15 @@ class MysqlStore(ServerStore[Collection[int]]):
     # --- reading and settling
 
     async def _ask(self) -> None:
+        """What lies below has been asked before, except in slots that are new to us."""
         stragglers = self._stragglers
         covers, self._read_before = self._read_before, stragglers.highest
         known = [writer.floor + 1 for writer in stragglers.writers.values()]
-        region = (stragglers.slots, stragglers.covered, covers, known)
-        dirty = await self._read(read_dirty, *region)
-        visible = await self._read(read_positions, *region)
-        stragglers.answered(covers, uncommitted(dirty - visible))
+        slots, before = frozenset(stragglers.slots), stragglers.asked or frozenset()
+        regions = [Region(slots & before, stragglers.covered, covers), Region(slots - before, 0, covers)]
+        dirty = await self._read(read_dirty, regions, known)
+        visible = await self._read(read_positions, regions, known)
+        stragglers.answered(covers, uncommitted(dirty - visible), slots)
 
     async def _read_slots(
         self, ranges: Sequence[Range], limit: int | None
@@ -205,28 +230,33 @@ class MysqlStore(ServerStore[Collection[int]]):
         return is_listed(slot, count)
 
     async def _delete_hot(self, positions: Sequence[int]) -> int:
-        tables, values = self.tables, padded(positions)
-        statement = partial(delete_unheld, tables.hot, tables.holds, len(values))
-        return await self._change(("delivered", len(values)), statement, **listed(values))
+        statement = partial(delete_unheld, self.tables)
+        return await self._change("delivered", statement, **{GIVEN: json.dumps(positions)})
 
     async def delete_claims(self, messages: Sequence[Message]) -> int:
-        values = padded(sorted(message.position for message in messages))
-        statement = partial(delete_claims, self.tables.claims, len(values))
-        return await self._change(("claimed", len(values)), statement, **listed(values))
+        positions = sorted(message.position for message in messages)
+        statement = partial(delete_at, self.tables.claims.c.position)
+        return await self._change("claimed", statement, **{GIVEN: json.dumps(positions)})
 
 
-def read_dirty(transaction: Transaction, slots: Sequence[int], after: int, to: int, known: Sequence[int]) -> set[int]:
+class Region(NamedTuple):
+    slots: Collection[int]
+    after: int
+    to: int
+
+
+def read_dirty(transaction: Transaction, regions: Sequence[Region], known: Sequence[int]) -> set[int]:
     """The positions of all rows there are, committed or not."""
     transaction.connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
-    return read_positions(transaction, slots, after, to, known)
+    return read_positions(transaction, regions, known)
 
 
-def read_positions(
-    transaction: Transaction, slots: Sequence[int], after: int, to: int, known: Sequence[int]
-) -> set[int]:
+def read_positions(transaction: Transaction, regions: Sequence[Region], known: Sequence[int]) -> set[int]:
     hot = transaction.tables.hot
-    region = and_(hot.c.slot.in_(slots), hot.c.position > after, hot.c.position <= to)
-    found = set(transaction.run(select(hot.c.position).where(region)).scalars())
-    if known:
-        found |= set(transaction.run(select(hot.c.position).where(hot.c.position.in_(known))).scalars())
-    return found
+    within = [
+        and_(hot.c.slot.in_(slots), hot.c.position > after, hot.c.position <= to)
+        for slots, after, to in regions
+        if slots and to > after
+    ]
+    within += [hot.c.position.in_(known)] if known else []
+    return {row[0] for each in within for row in transaction.rows(select(hot.c.position).where(each))}

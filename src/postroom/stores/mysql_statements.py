@@ -10,22 +10,25 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ClauseElement,
+    Column,
     ColumnElement,
     CompoundSelect,
-    Delete,
     Integer,
     Select,
     SelectBase,
     Table,
+    Text,
     and_,
     bindparam,
     cast,
-    delete,
-    exists,
     null,
     select,
     union_all,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from .schema import Moment, Tables, db_now
 from .sql_read import has_work
@@ -89,11 +92,55 @@ def select_news(tables: Tables, count: int, clocked: bool) -> Select[*tuple[Any,
     return select(asked.c.slot).where(has_work(tables, asked, now))
 
 
-def delete_claims(claims: Table, count: int) -> Delete:
-    return delete(claims).where(is_listed(claims.c.position, count))
+GIVEN = "given"
+"""The parameter with the numbers, as a list in JSON."""
 
 
-def delete_unheld(hot: Table, holds: Table, count: int) -> Delete:
+class AtKeys(Executable, ClauseElement):
+    """What is done to the rows with the given primary keys, and to no others.
+
+    With a mere list MySQL walks through all rows if they are few, and so waits for everybody who has just inserted one.
+    The order of a STRAIGHT_JOIN is kept, and a forced index that can be used for it is used.
+    """
+
+    inherit_cache = False
+
+    def __init__(self, key: Column[int], template: str, unless: Column[int] | None = None) -> None:
+        self.key = key
+        self.template = template
+        self.unless = unless
+        """Nothing is done if one of the numbers is here."""
+
+
+@compiles(AtKeys)
+def _compile_at_keys(element: AtKeys, compiler: SQLCompiler, **kw: Any) -> str:
+    table, key = _names(element.key, compiler)
+    rows = f"{_given(compiler, **kw)} STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON {key} = given.number"
+    if element.unless is not None:
+        others, number = _names(element.unless, compiler)
+        found = f"{_given(compiler, **kw)} JOIN {others} ON {number} = given.number"
+        rows += f" WHERE NOT EXISTS (SELECT 1 FROM {found})"  # noqa: S608 - names of ours
+    return element.template.format(table=table, key=key, rows=rows)
+
+
+def _names(item: Column[int], compiler: SQLCompiler) -> tuple[str, str]:
+    table = compiler.preparer.format_table(item.table)
+    return table, f"{table}.{compiler.preparer.format_column(item)}"
+
+
+def _given(compiler: SQLCompiler, **kw: Any) -> str:
+    numbers = compiler.process(bindparam(GIVEN, type_=Text), **kw)
+    return f"JSON_TABLE({numbers}, '$[*]' COLUMNS (number BIGINT PATH '$')) AS given"
+
+
+def delete_at(key: Column[int]) -> AtKeys:
+    return AtKeys(key, "DELETE {table} FROM {rows}")
+
+
+def lock_at(key: Column[int]) -> AtKeys:
+    return AtKeys(key, "SELECT {key} FROM {rows} FOR UPDATE")
+
+
+def delete_unheld(tables: Tables) -> AtKeys:
     """Delete delivered rows, none if one of them holds its key."""
-    is_held = exists().where(is_listed(holds.c.position, count))
-    return delete(hot).where(is_listed(hot.c.position, count), ~is_held)
+    return AtKeys(tables.hot.c.position, "DELETE {table} FROM {rows}", unless=tables.holds.c.position)

@@ -34,12 +34,12 @@ from .postgresql_statements import (
     select_slots,
     select_stragglers,
 )
-from .postgresql_writers import Locker, Snapshot
+from .postgresql_writers import Snapshot, met
 from .schema import bell_channel
 from .sql import Polling, Rows, uninterrupted
 from .sql_claims import Claim, Wanted
 from .sql_rows import Header, read_message
-from .sql_server import CONNECT_TIMEOUT, STATEMENT_TIMEOUT, ServerDialect, ServerStore
+from .sql_server import CONNECT_TIMEOUT, IDLE_TIMEOUT, STATEMENT_TIMEOUT, ServerDialect, ServerStore
 from .sql_settle import positions_of
 from .sql_transaction import Transaction
 
@@ -51,7 +51,22 @@ PARAMETERS: dict[str, dict[str, str | None]] = {
     "asyncpg": {"sslmode": "ssl", "application_name": None, "client_encoding": None, "connect_timeout": None},
     "psycopg": {"connect_timeout": None},
 }
-SERVER_SETTINGS = {"application_name": "postroom", "default_transaction_isolation": "read committed"}
+SERVER_SETTINGS = {
+    "application_name": "postroom",
+    "default_transaction_isolation": "read committed",
+    "idle_in_transaction_session_timeout": f"{IDLE_TIMEOUT}s",
+}
+
+
+def _escaped(value: str) -> str:
+    return value.replace(" ", r"\ ")
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "asyncpg": {"server_settings": SERVER_SETTINGS},
+    "psycopg": {"options": " ".join(f"-c {name}={_escaped(value)}" for name, value in SERVER_SETTINGS.items())},
+}
+"""What a driver is told for a session of its own. A pooler would refuse it."""
 CAREFUL: dict[str, dict[str, Any]] = {
     "asyncpg": {
         "statement_cache_size": 0,
@@ -183,7 +198,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
             await self._days.add()
 
     def _create_engine(self) -> AsyncEngine:
-        arguments = CAREFUL[self._driver] if self._is_pooled else {}
+        arguments = CAREFUL[self._driver] if self._is_pooled else SETTINGS[self._driver]
         return create_async_engine(
             self._driver_url,
             isolation_level="READ COMMITTED",
@@ -202,7 +217,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         if self._driver == "asyncpg":
-            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], server_settings=SERVER_SETTINGS)
+            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], **SETTINGS["asyncpg"])
         return await driver.AsyncConnection.connect(**arguments, **TIMEOUTS["psycopg"], autocommit=True)
 
     def _end_driver(self, connection: Any) -> None:
@@ -220,7 +235,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
     async def _ask(self) -> None:
         covers, floor = self._stragglers.highest, self._stragglers.covered
         found = await self._lockers()
-        lockers = {name: Locker(floor, frozenset(numbers)) for name, numbers in found.items()}
+        known = list(self._stragglers.writers.values())
+        lockers = {name: met(known, name, floor, numbers) for name, numbers in found.items()}
         self._stragglers.answered(covers, lockers)
 
     async def _lockers(self) -> Mapping[str, Sequence[int]]:

@@ -7,8 +7,11 @@ or below those that had been read when it was sent.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from .stragglers import Writer
 
 WRAP = 2**32
 """Locks name transactions by the last 32 bits of their number."""
@@ -53,3 +56,14 @@ class Locker:
 
     def is_over(self, evidence: Snapshot) -> bool:
         return bool(self.numbers) and all(evidence.shows(number) for number in self.numbers)
+
+
+NOBODY = "-1/"
+"""How the name of a prepared transaction begins that no session goes on with."""
+
+
+def met(known: Iterable[Writer[Snapshot]], name: str, floor: int, numbers: Iterable[int]) -> Locker:
+    """One that an ask found. A prepared transaction gets another name when the server is restarted, and may be any of
+    those that were known before."""
+    floors = [writer.floor for writer in known] if name.startswith(NOBODY) else []
+    return Locker(min([floor, *floors]), frozenset(numbers))

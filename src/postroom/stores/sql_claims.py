@@ -24,6 +24,7 @@ from .sql_settle import (
     archive,
     deliver_later,
     finish,
+    finish_dead,
     grave,
     is_dead,
     move_each,
@@ -65,12 +66,14 @@ def take_hot(transaction: Transaction, claim: Claim, wanted: Wanted) -> list[Mes
     first = select(*message_columns(hot)).where(hot.c.position > wanted.after).order_by(hot.c.position)
     first = first.where(*_in_slots(transaction, hot, wanted.slots)).limit(wanted.limit)
     # By another index it would lock, and so hide from others, all rows of the slots before it sorts them.
-    rows = transaction.rows(_by_primary_key(first, hot).with_for_update(skip_locked=True))
-    chosen = transaction.among(hot.c.position, [row.position for row in rows])
+    for name in ("mysql", "mariadb"):
+        first = first.with_hint(hot, "FORCE INDEX (PRIMARY)", name)
+    rows = transaction.rows(first.with_for_update(skip_locked=True))
+    positions = [row.position for row in rows]
     if rows:
         given = {"position": hot.c.position, "token": claim.token, "until": transaction.after(claim.ttl)}
-        transaction.copy(hot, claims, chosen, given)
-        transaction.remove(hot, chosen)
+        transaction.copy(hot, claims, transaction.among(hot.c.position, positions), given)
+        transaction.remove_at(hot.c.position, positions)
     return [read_message(row) for row in rows]
 
 
@@ -101,13 +104,6 @@ def _hand_over(transaction: Transaction, positions: Sequence[int], claim: Claim)
     if positions:
         taken = update(claims).where(transaction.among(claims.c.position, positions))
         transaction.run(taken.values(token=claim.token, until=transaction.after(claim.ttl)))
-
-
-def _by_primary_key(chosen: Select[*tuple[Any, ...]], table: Table) -> Select[*tuple[Any, ...]]:
-    """MySQL locks rows by the index through which it comes to them, in that order."""
-    for name in ("mysql", "mariadb"):
-        chosen = chosen.with_hint(table, "FORCE INDEX (PRIMARY)", name)
-    return chosen
 
 
 def _in_slots(transaction: Transaction, table: Table, slots: Sequence[int]) -> list[ColumnElement[bool]]:
@@ -169,7 +165,7 @@ def is_claimed_elsewhere(transaction: Transaction, token: str) -> bool:
 
 def delete_claims(transaction: Transaction, positions: Sequence[int]) -> int:
     claims = transaction.tables.claims
-    return transaction.remove(claims, transaction.among(claims.c.position, positions))
+    return transaction.remove_at(claims.c.position, positions)
 
 
 def settle(transaction: Transaction, settlement: Settlement) -> None:
@@ -190,9 +186,9 @@ def _lock(transaction: Transaction, settlement: Settlement) -> set[int]:
     fenced = [entry.message for entry in (*settlement.retries, *settlement.dead)]
     fenced += [*settlement.superseded, *(message for _, message in settlement.parked)]
     claims = transaction.tables.claims
-    concerned = transaction.among(claims.c.position, positions_of([*fenced, *settlement.delivered]))
-    there = select(claims.c.position, claims.c.token).where(concerned).order_by(claims.c.position)
-    tokens = {row.position: row.token for row in transaction.rows(_by_primary_key(there, claims).with_for_update())}
+    concerned = transaction.lock_at(claims.c.position, positions_of([*fenced, *settlement.delivered]))
+    there = select(claims.c.position, claims.c.token).where(transaction.among(claims.c.position, concerned))
+    tokens = {row.position: row.token for row in transaction.rows(there)}
     missing = [message for message in settlement.delivered if message.position not in tokens]
     _lock_dead(transaction, [*missing, *(refund.message for refund in settlement.refunds)])
     return {position for position, token in tokens.items() if token == settlement.relay}
@@ -209,18 +205,17 @@ def _lock_ours(transaction: Transaction, token: str, positions: Sequence[int]) -
     claims = transaction.tables.claims
     if not positions:
         return set()
-    ours = select(claims.c.position).where(claims.c.token == token, transaction.among(claims.c.position, positions))
-    ordered = _by_primary_key(ours.order_by(claims.c.position), claims)
-    return set(transaction.run(ordered.with_for_update()).scalars())
+    there = transaction.lock_at(claims.c.position, positions)
+    ours = select(claims.c.position).where(claims.c.token == token, transaction.among(claims.c.position, there))
+    return set(transaction.run(ours).scalars())
 
 
 def _deliver(transaction: Transaction, messages: Sequence[Message], retention: float | None) -> None:
     """Most rows are where they were claimed. The others are looked for only when some are missing."""
-    claims, dead = transaction.tables.claims, transaction.tables.dead
-    here = transaction.among(claims.c.position, positions_of(messages))
-    left = len(messages) - finish(transaction, claims, here, retention) if messages else 0
+    claims = transaction.tables.claims
+    left = len(messages) - finish(transaction, claims, messages, retention) if messages else 0
     if left:
-        left -= finish(transaction, dead, is_dead(transaction, messages), retention)
+        left -= finish_dead(transaction, messages, retention)
     if left:
         deliver_later(transaction, messages, retention)
 
@@ -230,7 +225,7 @@ def _supersede(transaction: Transaction, messages: Sequence[Message]) -> None:
     here = transaction.among(claims.c.position, positions_of(messages))
     if messages:
         archive(transaction, claims, here, "superseded", position=claims.c.position)
-        transaction.remove(claims, here)
+        transaction.remove_at(claims.c.position, positions_of(messages))
 
 
 def _park(transaction: Transaction, parked: Iterable[tuple[Gate, Message]]) -> None:

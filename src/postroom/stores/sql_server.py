@@ -36,6 +36,10 @@ T = TypeVar("T")
 CONNECT_TIMEOUT = 10.0
 STATEMENT_TIMEOUT = 30.0
 
+IDLE_TIMEOUT = 5
+"""Seconds after which the server ends a transaction in which nothing happens: its relay is frozen, and must not keep
+the others waiting."""
+
 EXTRAS = {"asyncpg": "postgres", "asyncmy": "mysql"}
 """Where the name of the extra is not that of the driver."""
 
@@ -91,8 +95,14 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         query = {names.get(each) or each: value for each, value in url.query.items() if names.get(each, each)}
         return url.set(drivername=name, query=query)
 
-    async def _connect(self, create_tables: bool) -> None:
+    async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
+        await super().open(claim=claim, create_tables=create_tables)
+        self._forget_writers()  # the tables may be others than before
+
+    def _forget_writers(self) -> None:
         self._stragglers = Stragglers[Evidence]()
+
+    async def _connect(self, create_tables: bool) -> None:
         self._drivers = Drivers(self._connect_driver, self._end_driver)
         try:
             await super()._connect(create_tables)

@@ -104,18 +104,27 @@ def _deliver(transaction: Transaction, messages: Sequence[Message], retention: f
     left = len(messages)
     for table in (tables.hot, tables.parked):
         if left:
-            left -= finish(transaction, table, transaction.among(table.c.position, positions), retention)
+            left -= finish(transaction, table, messages, retention)
     if left:
-        left -= finish(transaction, tables.dead, is_dead(transaction, messages), retention)
+        left -= finish_dead(transaction, messages, retention)
     if left:
         deliver_later(transaction, [message for message in messages if message.key is None], retention)
     release_holds(transaction, positions)
 
 
-def finish(transaction: Transaction, table: Table, condition: ColumnElement[bool], retention: float | None) -> int:
+def finish(transaction: Transaction, table: Table, messages: Sequence[Message], retention: float | None) -> int:
+    """Those that are in a table whose rows have their positions for a key; how many there were."""
+    positions, position = positions_of(messages), table.c.position
     if retention is not None:
-        archive(transaction, table, condition, "delivered", position=table.c.position)
-    return transaction.remove(table, condition)
+        archive(transaction, table, transaction.among(position, positions), "delivered", position=position)
+    return transaction.remove_at(position, positions)
+
+
+def finish_dead(transaction: Transaction, messages: Sequence[Message], retention: float | None) -> int:
+    dead, condition = transaction.tables.dead, is_dead(transaction, messages)
+    if retention is not None:
+        archive(transaction, dead, condition, "delivered", position=dead.c.position)
+    return transaction.remove(dead, condition)
 
 
 def archive(transaction: Transaction, table: Table, condition: ColumnElement[bool], outcome: str, **given: Any) -> None:
@@ -137,7 +146,7 @@ def _supersede(transaction: Transaction, messages: Sequence[Message]) -> None:
     for table in (transaction.tables.hot, transaction.tables.parked) if positions else ():
         condition = transaction.among(table.c.position, positions)
         archive(transaction, table, condition, "superseded", position=table.c.position)
-        transaction.remove(table, condition)
+        transaction.remove_at(table.c.position, positions)
     release_holds(transaction, positions)
 
 
@@ -161,7 +170,7 @@ def _move_to_parked(transaction: Transaction, positions: Sequence[int], behind: 
     transaction.run(update(parked).where(already).values(behind=behind))
     condition = transaction.among(hot.c.position, positions)
     transaction.copy(hot, parked, condition, {"position": hot.c.position, "behind": behind})
-    transaction.remove(hot, condition)
+    transaction.remove_at(hot.c.position, positions)
 
 
 def _hold_what_is_parked(transaction: Transaction, parked: Sequence[tuple[Gate, Message]]) -> None:
@@ -271,15 +280,14 @@ def move_each(
     for source in sources if each else ():
         kept = {"position": source.c.position} if "position" in target.c else {}
         transaction.copy_each(source, target, each, {**kept, **given})
-        transaction.remove(source, transaction.among(source.c.position, positions))
+        transaction.remove_at(source.c.position, positions)
 
 
 def _still_there(transaction: Transaction, messages: Sequence[Message]) -> set[int]:
     """Somebody may have delivered them meanwhile; a hold by a message that is gone would never end."""
     found: set[int] = set()
     for table in _undelivered(transaction) if messages else ():
-        there = transaction.among(table.c.position, positions_of(messages))
-        found.update(transaction.run(select(table.c.position).where(there).with_for_update()).scalars())
+        found.update(transaction.lock_at(table.c.position, positions_of(messages)))
     return found
 
 

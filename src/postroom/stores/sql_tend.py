@@ -65,8 +65,7 @@ def _ready(transaction: Transaction, table: Table, time: str, slots: Sequence[in
         return []
     ready = union_all(*(_ready_in(transaction, table, table.c[time], slot, limit) for slot in slots))
     while earliest := [row[0] for row in sorted(transaction.rows(ready), key=lambda row: (row[1], row[0]))[:limit]]:
-        locked = select(table.c.number).where(transaction.among(table.c.number, earliest)).with_for_update()
-        there = set(transaction.run(locked).scalars())
+        there = set(transaction.lock_at(table.c.number, earliest))
         if there:
             return [number for number in earliest if number in there]
     return []  # somebody else moved them all
@@ -84,7 +83,7 @@ def _append_later(transaction: Transaction, numbers: Sequence[int]) -> None:
     if numbers:
         chosen = transaction.among(later.c.number, numbers)
         transaction.copy(later, hot, chosen, order=(later.c.due_at, later.c.number))
-        transaction.remove(later, chosen)
+        transaction.remove_at(later.c.number, numbers)
 
 
 # --- the desk

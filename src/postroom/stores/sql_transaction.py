@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     CursorResult,
@@ -50,6 +51,15 @@ class SqlDialect(ABC):
     def among(self, column: ColumnElement[Any], values: Iterable[Any]) -> ColumnElement[bool]:
         """Whether the column has one of the values, however many there are."""
         return column.in_(list(values))
+
+    def remove_at(self, transaction: Transaction, key: Column[int], numbers: Sequence[int]) -> int:
+        """Delete the rows with these primary keys, without waiting for anybody who has others."""
+        return transaction.remove(key.table, self.among(key, numbers))
+
+    def lock_at(self, transaction: Transaction, key: Column[int], numbers: Sequence[int]) -> list[int]:
+        """Lock the rows with these primary keys, without waiting for anybody who has others; those that are there."""
+        chosen = select(key).where(self.among(key, numbers)).order_by(key)
+        return list(transaction.run(chosen.with_for_update()).scalars())
 
     def begin_set_up(self, transaction: Transaction) -> None:
         """Wait until nobody else is creating tables, and keep others waiting until the transaction ends."""
@@ -160,6 +170,12 @@ class Transaction:
     def remove(self, table: Table, *conditions: ColumnElement[bool]) -> int:
         statement: Delete = delete(table).where(*conditions)
         return self.changed(statement)
+
+    def remove_at(self, key: Column[int], numbers: Sequence[int]) -> int:
+        return self.dialect.remove_at(self, key, numbers)
+
+    def lock_at(self, key: Column[int], numbers: Sequence[int]) -> list[int]:
+        return self.dialect.lock_at(self, key, numbers)
 
     def copy(
         self,

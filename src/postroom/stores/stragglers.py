@@ -63,6 +63,8 @@ class Stragglers(Generic[Evidence]):
         """Of all positions that were read."""
         self.covered = 0
         """By the last ask."""
+        self.asked: frozenset[int] | None = frozenset()
+        """The slots that asks were about; None for all."""
         self.writers: dict[Hashable, Writer[Evidence]] = {}
         self._lows: dict[int, int] = {}
 
@@ -71,8 +73,8 @@ class Stragglers(Generic[Evidence]):
         """That were ever read."""
         return list(self._lows)
 
-    def answered(self, covers: int, found: Mapping[Any, Writer[Evidence]]) -> None:
-        """What an ask found, and up to which position it found everybody."""
+    def answered(self, covers: int, found: Mapping[Any, Writer[Evidence]], slots: frozenset[int] | None = None) -> None:
+        """What an ask found, and up to which position it found everybody: in these slots, or in all."""
         for name in [name for name in self.writers if name not in found]:
             self._over(self.writers.pop(name))
         for name, writer in found.items():
@@ -81,14 +83,16 @@ class Stragglers(Generic[Evidence]):
             else:
                 self.writers[name] = writer
         self.covered = covers
+        self.asked = slots
 
     def begin(self, slots: Iterable[int]) -> Reading[Evidence]:
         """Before a read is sent."""
         doubtful = min((writer.floor for writer in self.writers.values() if writer.may_be_over), default=self.highest)
         before = {slot: self._lows.get(slot, 0) for slot in slots}
         lows = {slot: min(low, doubtful) for slot, low in before.items()}
-        self._lows |= dict.fromkeys(before, self.covered)
-        return Reading(lows, self.covered, list(self.writers.values()), before)
+        covered = {slot: self.covered if self.asked is None or slot in self.asked else 0 for slot in before}
+        self._lows |= covered
+        return Reading(lows, min(covered.values(), default=0), list(self.writers.values()), before)
 
     def give_up(self, reading: Reading[Evidence]) -> None:
         """It failed: what it was to look at again is still to be looked at."""

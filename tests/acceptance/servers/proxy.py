@@ -28,6 +28,7 @@ class Link:
         """By the client, the latest part."""
 
     def cut(self) -> None:
+        self.moving.set()  # so that whoever waits for that sees the end
         for writer in (self.client, self.server):
             writer.transport.abort()
 

@@ -94,7 +94,7 @@ def test_the_slots_of_a_killed_relay_are_taken_over_once_its_leases_end_and_not_
         killed = time.monotonic()
         before = database.leases()
         eventually(lambda: all_taken_over(database, slots, before, killed))
-        assert time.monotonic() - killed < 3 * (LEASE_TTL + 1)
+        assert time.monotonic() - killed < LEASE_TTL + 1
         assert fleet.owned(survivor) == set(range(SLOTS))
     fleet.eventually_delivers_all()
     assert duplicates(published(fleet)) <= IN_FLIGHT
@@ -244,9 +244,11 @@ def test_nothing_is_lost_reordered_or_sent_twice_while_relays_join_and_leave_all
     with Crowd(database, LOAD, threads=4):
         workers = [fleet.start(), fleet.start()]
         for _ in range(4):
+            before = len(fleet.records())
             joining = fleet.start()
             workers.pop(0).stop()
             workers.append(joining)
+            eventually(lambda before=before: len(fleet.records()) > before + 30)
     fleet.eventually_delivers_all()
     assert late_publishes(fleet.records()) == []
     assert duplicates(published(fleet)) == 0
