@@ -27,9 +27,10 @@ from postroom import (
     Outbox,
     Relay,
     RelayError,
+    StoreUnavailable,
     events,
 )
-from postroom.ports import Batch, Features, Query
+from postroom.ports import Batch, Beat, Features, Leases, Query
 from postroom.publishers.memory import MemoryPublisher
 from postroom.stores.memory import MemoryStore
 from postroom.stores.sqlite import SqliteStore
@@ -915,3 +916,32 @@ def _leases(database: Path) -> int:
 def owned(relay: Relay) -> set[int]:
     session = relay._session
     return {slot for pump in session.pumps for slot in pump.plan.slots} if session else set()
+
+
+class Stubborn(MemoryStore):
+    """Answers the first cancellations with an error, as drivers do to which both come at the same moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled = 0
+        self.hangs = asyncio.Event()
+
+    async def renew(self, beat: Beat) -> Leases:
+        if not beat.epochs:
+            return await super().renew(beat)
+        self.hangs.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            if self.cancelled >= 3:
+                raise
+        raise StoreUnavailable("connection refused")
+
+
+async def test_a_relay_ends_although_its_driver_swallows_cancellations() -> None:
+    store = Stubborn()
+    settings = {"lease_ttl": "1s", "publish_timeout": "200ms", "stop_timeout": "100ms"}
+    async with asyncio.timeout(20), Relay(store, lambda message: None, **settings):
+        await store.hangs.wait()
+    assert store.cancelled

@@ -443,6 +443,9 @@ async def _all(*work: Coroutine[Any, Any, T]) -> list[T]:
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
+    """As often as it takes: a driver may answer one with the error that came at the same moment."""
+    while going_on := [task for task in tasks if not task.done()]:
+        for task in going_on:
+            task.cancel()
+        await asyncio.wait(going_on, timeout=0.1)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sqlalchemy import make_url
+
 from tests.acceptance.servers.database import Database
 from tests.services import places
 from tests.services.databases import at_database
 from tests.services.mariadb import MariaDB
 from tests.services.places import locked
 from tests.services.postgresql import PostgreSQL
-from tests.services.processes import end, run
+from tests.services.processes import end, run, wait_until
 from tests.services.registry import MARIADB, OLDEST
-from tests.services.server import Server
+from tests.services.server import Server, is_free
 
 NOT_GIVEN = "POSTROOM_TEST_NEVER_SET"
 """A user's own server is not restarted."""
@@ -42,12 +44,19 @@ class Throwaway:
             end(self._folder, self._server.farewell)
 
     def start_again(self) -> None:
-        """On the same port, with the same data."""
-        self._server.url()
+        """On the same port, with the same data. The threads of a process that was killed may be there for a moment."""
+        port = int((self._folder / "port").read_text())
+        wait_until(lambda: is_free(port), seconds=10)
+        assert make_url(self._server.url()).port == port
 
     def stop(self) -> None:
         self._server.stop()
-        shutil.rmtree(self._folder)
+        assert wait_until(self._is_removed, seconds=10)
+
+    def _is_removed(self) -> bool:
+        """The server's children may outlive it for a moment, and write."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return not self._folder.exists()
 
     @property
     def _folder(self) -> Path:
