@@ -941,7 +941,7 @@ class Stubborn(MemoryStore):
 
 async def test_a_relay_ends_although_its_driver_swallows_cancellations() -> None:
     store = Stubborn()
-    settings = {"lease_ttl": "1s", "publish_timeout": "200ms", "stop_timeout": "100ms"}
+    settings: dict[str, Any] = {"lease_ttl": "1s", "publish_timeout": "200ms", "stop_timeout": "100ms"}
     async with asyncio.timeout(20), Relay(store, lambda message: None, **settings):
         await store.hangs.wait()
     assert store.cancelled
