@@ -67,6 +67,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "psycopg": {"options": " ".join(f"-c {name}={_escaped(value)}" for name, value in SERVER_SETTINGS.items())},
 }
 """What a driver is told for a session of its own. A pooler would refuse it."""
+HOT = {
+    "server_settings": {
+        **SERVER_SETTINGS,
+        "jit": "off",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+    }
+}
+"""For the few statements of the hot path: planned once, by indexes, whatever the tables looked like at that time."""
 CAREFUL: dict[str, dict[str, Any]] = {
     "asyncpg": {
         "statement_cache_size": 0,
@@ -83,8 +92,11 @@ MAY_PASS = ("08", "26000", "42P05", "53", "57P", "57014", "55P03", "40")
 """Beginnings of SQLSTATEs: connection, prepared statements that a pooler lost, resources, shutdown and restart,
 cancelled, lock not available, conflicts."""
 
-REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "permission denied")
+REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "permission denied", "not permitted")
 """What libpq says, without a SQLSTATE, when it is not let in."""
+
+BROKEN = ("InterfaceError", "InternalClientError", "InternalError", "OperationalError")
+"""What drivers raise, without a SQLSTATE, when their connection has ended, or says what they cannot follow."""
 
 log = logging.getLogger("postroom.stores")
 
@@ -141,7 +153,7 @@ def state_of(error: BaseException) -> str:
     if state:
         return state
     is_refusal = any(word in str(error) for word in REFUSALS)
-    return "08006" if type(error).__name__ in ("InterfaceError", "OperationalError") and not is_refusal else ""
+    return "08006" if type(error).__name__ in BROKEN and not is_refusal else ""
 
 
 class PostgresqlStore(ServerStore[Snapshot]):
@@ -217,7 +229,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         if self._driver == "asyncpg":
-            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], **SETTINGS["asyncpg"])
+            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], **HOT)
         return await driver.AsyncConnection.connect(**arguments, **TIMEOUTS["psycopg"], autocommit=True)
 
     def _end_driver(self, connection: Any) -> None:

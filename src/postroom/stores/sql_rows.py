@@ -72,7 +72,7 @@ def read_message(row: Sequence[Any]) -> Message:
 def read_headers(text: str) -> dict[str, str]:
     try:
         headers: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {UNREADABLE_HEADERS: str(text)}
     if not isinstance(headers, dict):
         return {UNREADABLE_HEADERS: str(text)}

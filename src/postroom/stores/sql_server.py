@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import URL, ClauseElement, ColumnElement, Integer, literal_column, make_url, select
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import Clock
 from ..errors import ConfigurationError, MissingExtra, StoreError
@@ -120,6 +121,17 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
     async def _try(self, write: bool, work: Callable[[Transaction], T]) -> T:
         async with asyncio.timeout(STATEMENT_TIMEOUT):
             return await super()._try(write, work)
+
+    @asynccontextmanager
+    async def _begin(self, write: bool) -> AsyncGenerator[AsyncConnection]:
+        """A session on which something failed is not used again: it may have rights and settings of before."""
+        async with super()._begin(write) as connection:
+            try:
+                yield connection
+            except DBAPIError as error:
+                if not self.dialect.is_conflict(error.orig or error):
+                    await connection.invalidate(error)
+                raise
 
     def _goes_past_sqlalchemy(self) -> bool:
         return True
