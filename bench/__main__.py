@@ -60,7 +60,7 @@ BENCHES = {
         why_not="no server that counts statements is asked",
     ),
     "memory": Bench(prepare=memory, messages=1_000_000, rounds=1, quick_messages=100_000, quick_rounds=1),
-    "scale": Bench(prepare=scale, messages=20_000, rounds=3, quick_messages=4_000, quick_rounds=1),
+    "scale": Bench(prepare=scale, messages=40_000, rounds=3, quick_messages=10_000, quick_rounds=1),
 }
 
 

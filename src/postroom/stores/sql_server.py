@@ -316,7 +316,8 @@ def having_read(ranges: Sequence[Range], messages: Sequence[Message]) -> list[Ra
 
 
 def _highest(messages: Sequence[Message]) -> int:
-    return max((message.position for message in messages), default=0)
+    """They are in order."""
+    return messages[-1].position if messages else 0
 
 
 def in_order(messages: Sequence[Message]) -> list[Message]:
