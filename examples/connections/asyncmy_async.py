@@ -17,7 +17,7 @@ async def main(url: str) -> None:
     connection = await asyncmy.connect(**place, database=parts.database)
     await outbox.create_tables_async(connection)  # MySQL: before any transaction, for this would commit it
     async with connection.cursor() as cursor:
-        await cursor.execute("CREATE TABLE orders (id INTEGER AUTO_INCREMENT PRIMARY KEY, total INTEGER)")
+        await cursor.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER AUTO_INCREMENT PRIMARY KEY, total INTEGER)")
         await cursor.execute("INSERT INTO orders (total) VALUES (42)")
         order = cursor.lastrowid
     await outbox.add_async(connection, "orders", {"id": order, "total": 42}, key=f"order-{order}")

@@ -97,6 +97,16 @@ class RowsOnServer(OnServer, RowStoreContract):
         assert ids(await fetch_all(store)) == ids(sent)
         assert len(await store.entries(Query(state="pending"))) == 4
 
+    async def test_what_comes_back_from_claims_is_not_below_anybodys_mark(self, store: Store) -> None:
+        await store.open(claim="rows")
+        await self.insert(store, messages(2))
+        await (await claimant(store)).fetch()
+        with self.engine.begin() as connection:
+            connection.execute(update(TABLES.leases).values(mark=1_000_000))  # of a time when slots were claimed
+        await self.change_to(store, "slots")
+        with self.engine.connect() as connection:
+            assert connection.execute(select(func.max(TABLES.leases.c.mark))).scalar() == 0
+
     async def test_a_slot_is_fetched_though_rows_of_others_come_first(self, store: Store) -> None:
         sent = messages(50, None)
         await self.insert(store, sent)

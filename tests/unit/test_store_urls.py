@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import make_url
 
-from postroom import ConfigurationError, Outbox, Relay
+from postroom import ConfigurationError, Outbox, Relay, StoreUnavailable
 from postroom.relay.wiring import store_for
 
 from ..conftest import Database
@@ -22,7 +22,8 @@ URLS = {
         "postgresql+asyncpg://h/d?target_session_attrs=primary"
     ),
     "mysql://h/d": "mysql+asyncmy://h/d",
-    "mysql+pymysql://h/d?charset=utf8mb4&read_timeout=5": "mysql+asyncmy://h/d?charset=utf8mb4",
+    "postgresql+asyncpg://h/d?prepared_statement_cache_size=0": "postgresql+asyncpg://h/d",
+    "mysql+pymysql://h/d?charset=latin1&read_timeout=5": "mysql+asyncmy://h/d",
     "mysql+mysqldb://h/d": "mysql+asyncmy://h/d",
     "mariadb+pymysql://h/d": "mariadb+asyncmy://h/d",
     "mariadb+mysqldb://h/d": "mariadb+asyncmy://h/d",
@@ -40,6 +41,20 @@ def test_a_driver_that_nobody_knows_is_refused_and_the_password_is_not_told() ->
     with pytest.raises(ConfigurationError, match="one of postgresql\\+asyncpg, postgresql\\+psycopg") as caught:
         store_for("postgresql+psycopg9://me:secret@h/d", Outbox())
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://127.0.0.1:1/d?sslrootcert=ca.pem", "mysql://127.0.0.1:1/d?ssl_disabled=true"]
+)
+async def test_a_parameter_that_the_driver_does_not_know_is_named(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"sslrootcert|ssl_disabled"):
+        await store_for(url, Outbox()).open()
+
+
+@pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/d", "mysql://127.0.0.1:1/d"])
+async def test_a_drain_does_not_wait_for_ever_for_a_database_that_is_not_there(url: str) -> None:
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
+        await Relay(url, "memory:", lease_ttl="1s", publish_timeout="200ms").drain()
 
 
 @pytest.mark.parametrize(

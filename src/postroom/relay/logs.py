@@ -41,7 +41,9 @@ class LoggingObserver:
             case events.LeasesLost():
                 log.warning("%s: lost the leases of slots %s", event.outbox, list(event.slots))
             case events.StoreDown():
-                log.error("%s: the database does not answer, waiting for it: %s", event.outbox, event.error)
+                away = event.error.startswith("StoreUnavailable")
+                what = "does not answer, waiting for it" if away else "cannot be used, trying again"
+                log.error("%s: the database %s: %s", event.outbox, what, event.error)
             case _:
                 log.info("%s", _plain(event))
 

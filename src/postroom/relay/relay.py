@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -91,8 +92,9 @@ class Relay:
 
     async def drain(self, *, timeout: Duration | None = None, handle_signals: bool = False) -> Report:
         """Deliver until nothing is due, then return. What waits for a retry, a hold, a due time or a destination that
-        is unavailable stays pending. Slots of a relay that died are waited for until their leases end."""
-        async with self._opened() as session:
+        is unavailable stays pending. Slots of a relay that died are waited for until their leases end, and so long a
+        database that does not answer."""
+        async with self._opened(patience=self.settings.lease_ttl + 1) as session:
             limit = None if timeout is None else seconds(timeout, name="timeout")
             signals = self._signals(session) if handle_signals else contextlib.nullcontext()
             try:
@@ -166,7 +168,7 @@ class Relay:
             asyncio.run(self.run())
 
     @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncGenerator[Session]:
+    async def _opened(self, patience: float = math.inf) -> AsyncGenerator[Session]:
         if self._session is not None:
             raise RelayError("this relay is running already; make another one, or stop it first")
         self.id = wiring.new_relay_id()  # not before: a relay may be made before a fork
@@ -183,17 +185,17 @@ class Relay:
         self._session = session
         unsubscribe = self.outbox.on_commit(session.ring)
         try:
-            await self._open(session)
+            await self._open(session, patience)
             yield session
         finally:
             unsubscribe()
             self._session, self._stop_asked = None, False
             await session.close()
 
-    async def _open(self, session: Session) -> None:
+    async def _open(self, session: Session, patience: float) -> None:
         """Connect, and tell whoever waits for it, be it good or bad."""
         try:
-            await session.open()
+            await session.open(patience)
         except BaseException as error:
             if not self._started.done():
                 self._started.set_exception(error)

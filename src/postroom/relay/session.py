@@ -76,9 +76,10 @@ class Session:
 
     # -------------------------------------------------------------------------------------------- opening
 
-    async def open(self) -> None:
+    async def open(self, patience: float) -> None:
+        """`patience`: seconds for which a database that does not answer is waited for."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        await self._open_store()
+        await self._open_store(self._clock.monotonic() + patience)
         self._publishers = {target.name: target.make() for target in self._targets()}
         breakers = {name: self._breaker() for name in self._publishers}
         workers = min(self._settings.workers or self._store.workers, SLOTS)
@@ -105,15 +106,14 @@ class Session:
                     await publisher.close()
         await self._store.close()
 
-    async def _open_store(self) -> None:
+    async def _open_store(self, give_up: float) -> None:
         """A database that is not there yet is waited for; tables that cannot be used are an error at once."""
         pause = Pause()
         while not self._stopping.is_set():
             try:
                 await self._store.open(claim=self._settings.claim, create_tables=self._settings.create_tables)
             except StoreUnavailable as error:
-                self._down(error)
-                await self._sleep(pause.next())
+                await self._wait_for_store(error, pause, give_up)
             else:
                 self._up()
                 return
@@ -296,7 +296,8 @@ class Session:
                 await self._sleep(pause.next())
                 pump.look_everywhere()
                 continue
-            self._up()
+            if pump.plan.slots:  # else it has asked nothing
+                self._up()
             pause.reset()
             if busy:
                 await asyncio.sleep(0)

@@ -10,20 +10,26 @@ from typing import Any
 class Drivers:
     """As many connections as were ever needed at once; those that are not in use wait to be used again."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], end: Callable[[Any], None]) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[Any]], end: Callable[[Any], None], is_closed: Callable[[Any], bool]
+    ) -> None:
         self._connect = connect
         self._end = end
+        self._is_closed = is_closed
         self._spare: list[Any] = []
         self._is_open = True
-        self.all: set[Any] = set()
+        self._all: set[Any] = set()
 
     @asynccontextmanager
     async def borrow(self) -> AsyncGenerator[Any]:
-        """One on which something failed is not used again: what state it is in is anybody's guess."""
-        connection = self._spare.pop() if self._spare else await self._make()
+        """One on which something failed is not used again: what state it is in is anybody's guess. If it was cut, the
+        others probably were, too."""
+        connection = self._take() or await self._make()
         try:
             yield connection
         except BaseException:
+            if self._is_closed(connection):
+                self._drop_spare()
             self._drop(connection)
             raise
         if self._is_open:
@@ -31,16 +37,31 @@ class Drivers:
         else:
             self._drop(connection)
 
+    def _take(self) -> Any | None:
+        while self._spare:
+            connection = self._spare.pop()
+            if not self._is_closed(connection):
+                return connection
+            self._drop(connection)
+        return None
+
+    def open(self) -> list[Any]:
+        """All that are not closed, used or not."""
+        return [connection for connection in self._all if not self._is_closed(connection)]
+
     def close(self) -> None:
         self._is_open = False
+        self._drop_spare()
+
+    def _drop_spare(self) -> None:
         while self._spare:
             self._drop(self._spare.pop())
 
     async def _make(self) -> Any:
         connection = await self._connect()
-        self.all.add(connection)
+        self._all.add(connection)
         return connection
 
     def _drop(self, connection: Any) -> None:
-        self.all.discard(connection)
+        self._all.discard(connection)
         self._end(connection)

@@ -38,12 +38,14 @@ from .sql_server import CONNECT_TIMEOUT, IDLE_TIMEOUT, ServerDialect, ServerStor
 from .sql_transaction import Transaction
 
 SYNC_DRIVERS = ("pymysql", "mysqldb")
-OURS = ("autocommit", "connect_timeout", "init_command", "read_timeout", "use_unicode", "write_timeout")
+OURS = ("autocommit", "charset", "connect_timeout", "init_command", "read_timeout", "use_unicode", "write_timeout")
 PARAMETERS: dict[str, dict[str, str | None]] = {"asyncmy": dict.fromkeys(OURS), "aiomysql": dict.fromkeys(OURS)}
 SET_UP_LOCK = "postroom"
 READ_COMMITTED = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 END_IDLE = f"SET @postroom = 1 /*M!100300 , SESSION idle_transaction_timeout = {IDLE_TIMEOUT} */"
 """MariaDB can do so. For MySQL, which cannot, the rest of the line is a comment."""
+ALWAYS = {"charset": "utf8mb4", "connect_timeout": int(CONNECT_TIMEOUT)}
+"""With any other character set names would be changed on their way, silently."""
 CONFLICTS = {1213}
 """Deadlock."""
 MAY_PASS = {1040, 1042, 1043, 1053, 1077, 1078, 1079, 1152, 1153, 1159, 1160, 1161, 1203, 1205, 1213, 1226, 1317, 1927,
@@ -163,18 +165,20 @@ class MysqlStore(ServerStore[Collection[int]]):
             max_overflow=2,
             pool_timeout=CONNECT_TIMEOUT,
             pool_recycle=3600,
-            connect_args={"connect_timeout": int(CONNECT_TIMEOUT), "init_command": END_IDLE},
+            connect_args={**ALWAYS, "init_command": END_IDLE},
         )
 
     async def _connect_driver(self) -> Any:
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         arguments.pop("client_flag", None)
-        options = {"autocommit": True, "connect_timeout": int(CONNECT_TIMEOUT), "init_command": READ_COMMITTED}
-        return await driver.connect(**arguments, **options)
+        return await driver.connect(**{**arguments, **ALWAYS}, autocommit=True, init_command=READ_COMMITTED)
 
     def _end_driver(self, connection: Any) -> None:
         connection.close()
+
+    def _is_closed(self, connection: Any) -> bool:
+        return connection.closed if self._driver == "aiomysql" else not connection.connected
 
     async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
         async with connection.cursor() as cursor:

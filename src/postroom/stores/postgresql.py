@@ -48,7 +48,11 @@ TIMEOUTS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_timeout": int(CONNECT_TIMEOUT)},
 }
 PARAMETERS: dict[str, dict[str, str | None]] = {
-    "asyncpg": {"sslmode": "ssl", "application_name": None, "client_encoding": None, "connect_timeout": None},
+    "asyncpg": {
+        "sslmode": "ssl",
+        **dict.fromkeys(("application_name", "client_encoding", "connect_timeout")),
+        **dict.fromkeys(("prepared_statement_cache_size", "prepared_statement_name_func")),  # SQLAlchemy's
+    },
     "psycopg": {"connect_timeout": None},
 }
 SERVER_SETTINGS = {
@@ -107,7 +111,7 @@ class PostgresqlDialect(ServerDialect):
         """Of the driver that is in use, if any."""
         asyncpg, psycopg = sys.modules.get("asyncpg"), sys.modules.get("psycopg")
         errors = [*super().driver_errors]
-        errors += [asyncpg.PostgresError, asyncpg.InterfaceError] if asyncpg else []
+        errors += [asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError] if asyncpg else []
         errors += [psycopg.Error] if psycopg else []
         return tuple(errors)
 
@@ -235,6 +239,9 @@ class PostgresqlStore(ServerStore[Snapshot]):
     def _end_driver(self, connection: Any) -> None:
         connection.terminate()
 
+    def _is_closed(self, connection: Any) -> bool:
+        return connection.is_closed()
+
     async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
         return await connection.fetch(sql, *parameters)
 
@@ -254,7 +261,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
     async def _lockers(self) -> Mapping[str, Sequence[int]]:
         prepared = self._prepare("lockers", lambda: select_lockers(self.tables.hot))
         rows = await self._driver_rows(
-            prepared.sql, prepared.bind({"ours": [each.get_server_pid() for each in self._drivers.all]})
+            prepared.sql, prepared.bind({"ours": [each.get_server_pid() for each in self._drivers.open()]})
         )
         return {name: numbers or () for name, numbers in rows}
 
@@ -351,7 +358,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         listen = listen_with_asyncpg if self._driver == "asyncpg" else listen_with_psycopg
         with self._errors_translated():
             listener = await stack.enter_async_context(listen(self._connect_driver, bell_channel(self.tables)))
-        doorbell = Doorbell(listener, partial(self._write, set_bits))
+        doorbell = Doorbell(listener, partial(self._write, set_bits), self._errors_translated)
         if not await doorbell.works(partial(self._write, notify)):
             self._warn_once("a notification of our own did not come back: is there a pooler?")
             return None

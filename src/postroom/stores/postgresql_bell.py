@@ -12,7 +12,7 @@ import contextlib
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 from sqlalchemy import BigInteger, column, func, literal, select, table
@@ -135,9 +135,15 @@ class Doorbell:
     name = "doorbell"
     rings = True
 
-    def __init__(self, listener: Listener, set_bits: Callable[[Collection[int], bool], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        set_bits: Callable[[Collection[int], bool], Awaitable[None]],
+        errors_translated: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._listener = listener
         self._set_bits = set_bits
+        self._errors_translated = errors_translated
         self._heard_at = asyncio.get_running_loop().time()
 
     async def works(self, notify: Callable[[str], Awaitable[None]]) -> bool:
@@ -159,10 +165,11 @@ class Doorbell:
 
     async def wait(self, timeout: float) -> Collection[int]:
         now = asyncio.get_running_loop().time()
-        if now - self._heard_at > HEARTBEAT:
-            await self._listener.ask()
-            self._heard_at = now
-        return frozenset(_slots(await self._listener.hear(timeout)))
+        with self._errors_translated():
+            if now - self._heard_at > HEARTBEAT:
+                await self._listener.ask()
+                self._heard_at = now
+            return frozenset(_slots(await self._listener.hear(timeout)))
 
 
 def _slots(payloads: Iterable[str]) -> Iterable[int]:

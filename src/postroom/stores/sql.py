@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
@@ -51,6 +51,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
 
+CLOSING_TIME = 2.0
+"""Seconds for a goodbye."""
 MOST_CONFLICTS = 3
 """How often a transaction that lost to another is tried again before the relay hears of it."""
 
@@ -113,7 +115,9 @@ class SqlStore(Store):
         engine, self._engine = self._engine, None
         self._prepared.clear()
         if engine is not None:
-            await engine.dispose()
+            with suppress(TimeoutError):  # what does not answer is left alone
+                async with asyncio.timeout(CLOSING_TIME):
+                    await engine.dispose()
 
     async def _connect(self, create_tables: bool) -> None:
         self._engine = self._create_engine()
@@ -172,6 +176,8 @@ class SqlStore(Store):
             raise self._translate(error) from error
 
     def _translate(self, error: BaseException) -> StoreError:
+        if isinstance(error, TimeoutError) and not str(error):
+            error = TimeoutError("no answer in time")
         if self.dialect.is_unavailable(error):
             return StoreUnavailable(f"{self._shown_url}: {error}")
         if self.dialect.is_table_missing(error):

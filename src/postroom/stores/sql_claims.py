@@ -242,6 +242,7 @@ def _park(transaction: Transaction, parked: Iterable[tuple[Gate, Message]]) -> N
 def change_over(transaction: Transaction, claim: str) -> None:
     """All relays are stopped, and the next ones will claim differently: nothing may stay where they do not look."""
     tables = transaction.tables
+    transaction.run(update(tables.leases).values(mark=0))  # what is put back may lie below
     if claim != "rows":
         _return_all(transaction, tables.claims)
     else:

@@ -72,7 +72,7 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
     ) -> None:
         super().__init__(url, name=name, prefix=prefix, schema=schema, clock=clock)
         self._driver_url = self._choose_driver(url)
-        self._drivers = Drivers(self._connect_driver, self._end_driver)
+        self._drivers = Drivers(self._connect_driver, self._end_driver, self._is_closed)
         self._stragglers = Stragglers[Evidence]()
         self._asked_at = 0.0
         self._is_asking = False
@@ -97,14 +97,22 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         return url.set(drivername=name, query=query)
 
     async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
-        await super().open(claim=claim, create_tables=create_tables)
+        try:
+            await super().open(claim=claim, create_tables=create_tables)
+        except TypeError as error:
+            if "keyword argument" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"{self._shown_url}: a parameter of this URL is not one of {self._driver}'s: {error}; leave it out, or "
+                f"name another driver ({', '.join(sorted(set(self.drivers.values())))})"
+            ) from error
         self._forget_writers()  # the tables may be others than before
 
     def _forget_writers(self) -> None:
         self._stragglers = Stragglers[Evidence]()
 
     async def _connect(self, create_tables: bool) -> None:
-        self._drivers = Drivers(self._connect_driver, self._end_driver)
+        self._drivers = Drivers(self._connect_driver, self._end_driver, self._is_closed)
         try:
             await super()._connect(create_tables)
         except ModuleNotFoundError as error:
@@ -170,6 +178,10 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         """Let go of it, without waiting for anything."""
 
     @abstractmethod
+    def _is_closed(self, connection: Any) -> bool:
+        """Whether it knows that it has ended."""
+
+    @abstractmethod
     async def _run_on(self, connection: Any, sql: str, parameters: Any) -> Rows:
         """Its rows."""
 
@@ -201,13 +213,20 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         await self._ask_if_due()
         stragglers = self._stragglers
         reading = stragglers.begin(wanted.slots)
-        fetched = await self._claim_hot(claim, wanted)
+        try:
+            fetched = await self._claim_hot(claim, wanted)
+        except BaseException:
+            stragglers.give_up(reading)
+            raise
         stragglers.highest = max(stragglers.highest, _highest(fetched.messages))
         return fetched._replace(horizon=stragglers.horizon(reading))
 
     async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        expected = [asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)]
-        return expected or (await self._look(ranges) if ranges else ())
+        """Where a straggler may have come, and where there is something else to do."""
+        if not ranges:
+            return ()
+        expected = {asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)}
+        return expected.union(await self._look(ranges))
 
     async def _ask_if_due(self) -> None:
         """One at a time: answers that overtake each other would tell of writers that are over, and hide new ones."""
