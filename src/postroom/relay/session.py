@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -76,7 +77,7 @@ class Session:
 
     # -------------------------------------------------------------------------------------------- opening
 
-    async def open(self, patience: float) -> None:
+    async def open(self, patience: float = math.inf) -> None:
         """`patience`: seconds for which a database that does not answer is waited for."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         await self._open_store(self._clock.monotonic() + patience)
