@@ -42,7 +42,9 @@ class LeaseKeeper:
         settings: Settings,
         clock: Clock,
         notice: Callable[[events.Event], None],
+        answered: Callable[[], None],
     ) -> None:
+        """`answered` is called whenever the database has done what it was asked to."""
         self.woken = asyncio.Event()
         self.woken_by = "polling"
         self.incomplete = True
@@ -54,6 +56,7 @@ class LeaseKeeper:
         self._settings = settings
         self._clock = clock
         self._notice = notice
+        self._answered = answered
         self._host = socket.gethostname()[:255]
         self._turn = asyncio.Lock()
         self._is_closing = False
@@ -85,6 +88,7 @@ class LeaseKeeper:
         """Tick for ever; the caller deals with a database that does not answer."""
         while True:
             pause = await self.tick()
+            self._answered()
             self.woken.clear()
             try:
                 async with asyncio.timeout(pause):

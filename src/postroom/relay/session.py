@@ -93,6 +93,7 @@ class Session:
             settings=self._settings,
             clock=self._clock,
             notice=self.notice,
+            answered=self._up,
         )
         for caution in self._settings.cautions():
             log.warning("%s: %s", self._name, caution)

@@ -16,6 +16,8 @@ BUSY = 4
 BUSY_WITHIN = 0.1
 """So many rings in so many seconds, and the relay stays awake: one now and then costs writers nothing, and is heard
 sooner than anything is found."""
+TELL_AGAIN = 30.0
+"""Seconds: a former owner of a slot may have told writers, late, that they need not ring for it."""
 
 
 class Watch:
@@ -43,6 +45,8 @@ class Watch:
         self._rings: deque[float] = deque(maxlen=BUSY)
         self._dozing: frozenset[int] | None = None
         """The slots that writers were told about; None while awake."""
+        self._told_at = 0.0
+        self._glanced_at = 0.0
         self._owned: frozenset[int] = frozenset()
 
     async def run(self) -> None:
@@ -54,11 +58,14 @@ class Watch:
 
     async def _pass(self, wakeup: Wakeup) -> None:
         fell_asleep = await self._doze_or_rouse(wakeup)
-        rung: Collection[int] = ()
+        is_dozing = self._dozing is not None and wakeup.rings
+        interval = self._settings.idle_interval if is_dozing else self._settings.poll_interval
+        news: set[int] = set()
         if not fell_asleep:  # else look at once: somebody may have committed just before they were told to ring
-            is_dozing = self._dozing is not None and wakeup.rings
-            rung = await wakeup.wait(self._settings.idle_interval if is_dozing else self._settings.poll_interval)
-        news = rung or await self._glance()
+            news.update(await wakeup.wait(interval))
+        # Not all who write can ring, so those who do must not keep us from looking.
+        if not news or self._clock.monotonic() - self._glanced_at >= interval:
+            news.update(await self._glance())
         self._note(news)
         for pump in self._pumps if news else ():
             pump.ring(news)
@@ -67,10 +74,11 @@ class Watch:
         """Tell writers if anything has changed; whether we have just fallen asleep."""
         owned = frozenset(slot for pump in self._pumps for slot in pump.plan.slots)
         if self._is_idle():
-            if owned == self._dozing:
+            now = self._clock.monotonic()
+            if owned == self._dozing and not (wakeup.rings and now - self._told_at >= TELL_AGAIN):
                 return False
             await wakeup.doze(owned)
-            self._dozing = self._owned = owned
+            self._dozing, self._owned, self._told_at = owned, owned, now
             return True
         if self._dozing is not None or not owned <= self._owned:
             await wakeup.rouse(owned)
@@ -91,5 +99,6 @@ class Watch:
         return self._clock.monotonic() - self._news_at >= DOZE_AFTER
 
     async def _glance(self) -> Collection[int]:
+        self._glanced_at = self._clock.monotonic()
         ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]
         return await self._store.glance(ranges) if ranges else ()
