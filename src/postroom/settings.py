@@ -177,6 +177,11 @@ class Settings:
         return self.lease_ttl / 3
 
     @property
+    def patience(self) -> float:
+        """Seconds for the answer to a small question: a renewal without one can be sent again before the lease ends."""
+        return max(1.0, self.renew_interval)
+
+    @property
     def lease_margin(self) -> float:
         """This long before a lease ends, nothing is published under it any more."""
         return self.lease_ttl * LEASE_MARGIN

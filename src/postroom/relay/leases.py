@@ -14,6 +14,7 @@ from ..message import SLOTS
 from ..ports import Beat, Lease, Leases, Store
 from ..settings import Settings
 from .gates import Slot
+from .pause import soon
 from .pump import Pump
 
 
@@ -66,7 +67,7 @@ class LeaseKeeper:
     async def tick(self) -> float:
         """Renew, give back, take; returns the seconds until it should be done again."""
         async with self._turn:
-            return await self._tick()
+            return await soon(self._tick(), self._settings.patience)
 
     async def _tick(self) -> float:
         before = self._clock.monotonic()

@@ -1,8 +1,15 @@
-"""How long to wait before trying again."""
+"""How long to wait: for an answer, and before trying again."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from ..errors import StoreUnavailable
+
+T = TypeVar("T")
 
 
 class Pause:
@@ -17,3 +24,12 @@ class Pause:
 
     def reset(self) -> None:
         self._length = self._shortest
+
+
+async def soon(answer: Awaitable[T], patience: float) -> T:
+    """For small questions: one that has no answer by then has lost its connection, and is better asked on another."""
+    try:
+        async with asyncio.timeout(patience):
+            return await answer
+    except TimeoutError as error:
+        raise StoreUnavailable(f"the database has not answered for {patience:g} s") from error

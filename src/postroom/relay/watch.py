@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from ..clock import Clock
+from ..errors import StoreUnavailable
 from ..ports import Store, Wakeup
 from ..settings import Settings
+from .logs import log
+from .pause import soon
 from .pump import Pump
 
 DOZE_AFTER = 0.15
@@ -77,13 +80,25 @@ class Watch:
             now = self._clock.monotonic()
             if owned == self._dozing and not (wakeup.rings and now - self._told_at >= TELL_AGAIN):
                 return False
-            await wakeup.doze(owned)
+            if not await self._tell(wakeup.doze(owned)):
+                return False
             self._dozing, self._owned, self._told_at = owned, owned, now
             return True
-        if self._dozing is not None or not owned <= self._owned:
-            await wakeup.rouse(owned)
+        is_news = self._dozing is not None or not owned <= self._owned
+        if is_news and await self._tell(wakeup.rouse(owned)):
             self._dozing, self._owned = None, owned
         return False
+
+    async def _tell(self, telling: Awaitable[None]) -> bool:
+        """Whether writers know. As long as they do not, stay awake and look: whatever keeps us from telling them may
+        last."""
+        try:
+            await soon(telling, self._settings.patience)
+        except StoreUnavailable as error:
+            log.debug("writers could not be told whether to ring, so they are not waited for: %s", error)
+            self._news_at = self._clock.monotonic()
+            return False
+        return True
 
     def _note(self, news: Collection[int]) -> None:
         """Awake, anything new keeps us so. Dozing, only many rings in a short time wake us for good."""
@@ -101,4 +116,4 @@ class Watch:
     async def _glance(self) -> Collection[int]:
         self._glanced_at = self._clock.monotonic()
         ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]
-        return await self._store.glance(ranges) if ranges else ()
+        return await soon(self._store.glance(ranges), self._settings.patience) if ranges else ()

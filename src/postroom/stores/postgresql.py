@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, any_, bindparam, func, inspect, literal, select
+from sqlalchemy import ColumnElement, Insert, Table, any_, bindparam, event, func, inspect, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateSequence
@@ -59,7 +59,11 @@ SERVER_SETTINGS = {
     "application_name": "postroom",
     "default_transaction_isolation": "read committed",
     "idle_in_transaction_session_timeout": f"{IDLE_TIMEOUT}s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
 }
+"""The server notices when our host is gone, or our process frozen, and lets go of our locks."""
 
 
 def _escaped(value: str) -> str:
@@ -160,6 +164,16 @@ def state_of(error: BaseException) -> str:
     return "08006" if type(error).__name__ in BROKEN and not is_refusal else ""
 
 
+def _limit_transactions(connection: Any, _: object) -> None:
+    """If the server can (PostgreSQL 17), and nobody else has done so for our role. A relay that is frozen when it has
+    said the first half of a statement keeps its locks, and the server does not call that idle."""
+    name, limit = "'transaction_timeout'", f"'{int(STATEMENT_TIMEOUT * 1000)}'"
+    cursor = connection.cursor()
+    cursor.execute(f"SELECT set_config({name}, {limit}, false) WHERE current_setting({name}, true) = '0'")
+    cursor.close()
+    connection.commit()
+
+
 class PostgresqlStore(ServerStore[Snapshot]):
     """Reading and settling go straight to asyncpg, each one statement; everything else through SQLAlchemy."""
 
@@ -215,7 +229,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
 
     def _create_engine(self) -> AsyncEngine:
         arguments = CAREFUL[self._driver] if self._is_pooled else SETTINGS[self._driver]
-        return create_async_engine(
+        engine = create_async_engine(
             self._driver_url,
             isolation_level="READ COMMITTED",
             pool_size=self.workers + 2,
@@ -223,6 +237,9 @@ class PostgresqlStore(ServerStore[Snapshot]):
             pool_timeout=CONNECT_TIMEOUT,
             connect_args=TIMEOUTS[self._driver] | arguments,
         )
+        if not self._is_pooled:
+            event.listen(engine.sync_engine, "connect", _limit_transactions)
+        return engine
 
     # --- past SQLAlchemy
 

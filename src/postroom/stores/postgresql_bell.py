@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
-from sqlalchemy import BigInteger, column, func, literal, select, table
+from sqlalchemy import BigInteger, Text, cast, column, func, literal, select, table
 
 from ..errors import StoreUnavailable
 from .schema import Tables, bell_channel
@@ -44,8 +44,11 @@ def set_bits(transaction: Transaction, slots: Collection[int], asleep: bool) -> 
     mask = sum(1 << slot for slot in slots)
     value = table(bell.name, column("last_value", BigInteger), schema=bell.schema)
     bits = value.c.last_value.bitwise_or(_signed(mask)) if asleep else value.c.last_value.bitwise_and(_signed(~mask))
-    transaction.run(select(func.pg_advisory_xact_lock(BELL_LOCK)))
-    transaction.run(select(func.setval(_name(transaction.tables), bits)).select_from(value))
+    # In one statement: a relay that is frozen between two would keep the others waiting. As the bits are sought for the
+    # row that the lock makes, they are read under it.
+    locked = select(cast(func.pg_advisory_xact_lock(BELL_LOCK), Text).label("lock")).cte("locked")
+    read = select(bits).where(locked.c.lock.is_not(None)).correlate(locked).scalar_subquery()
+    transaction.run(select(func.setval(_name(transaction.tables), read)).select_from(locked))
 
 
 def _signed(mask: int) -> Any:

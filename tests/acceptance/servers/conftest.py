@@ -29,6 +29,13 @@ def postgresql(database_of_this_worker: Named) -> Iterator[Database]:
         yield database
 
 
+@pytest.fixture
+def newest(database_of_this_worker: Named) -> Iterator[Database]:
+    """PostgreSQL, where it can do more than the oldest."""
+    with closing(emptied("postgresql-18", database_of_this_worker)) as database:
+        yield database
+
+
 def emptied(server: str, database_of_this_worker: Named) -> Database:
     database = Database(server, database_of_this_worker(server))
     database.create_tables()

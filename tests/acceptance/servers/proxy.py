@@ -68,6 +68,10 @@ class Proxy:
         says still reaches the server."""
         self._swallow = when
 
+    def swallow_answer(self, when: Condition) -> None:
+        """As above, but of the first such connection only."""
+        self.swallow_answers(lambda said, data: not self.swallowed.is_set() and when(said, data))
+
     def heal(self) -> None:
         """New connections are fine again; those that are broken are cut."""
         self._swallow = None

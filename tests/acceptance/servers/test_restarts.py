@@ -6,16 +6,19 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from postroom import Message, Outbox
 from postroom.ports import Batch
 from postroom.publishers.memory import MemoryPublisher
 from postroom.relay.wiring import store_for
-from postroom.stores import sql_server
+from postroom.stores import postgresql, sql_server
+from postroom.stores.postgresql import PostgresqlStore
+from postroom.stores.postgresql_bell import BELL_LOCK
 from tests.acceptance.servers.crowd import in_thread
 from tests.acceptance.servers.database import TABLES, TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, duplicates, first_versions, ids, relay_running
@@ -29,6 +32,8 @@ KEYS = [f"order-{number}" for number in range(20)]
 SETTINGS: dict[str, Any] = {"lease_ttl": "2s", "publish_timeout": "500ms", "batch_size": 20}
 IN_FLIGHT = 4 * 2 * 20
 """What a relay may have in memory: two batches for each of its workers."""
+SOON = sql_server.STATEMENT_TIMEOUT / 3
+"""Much sooner than a statement that may have a lot to do is given up."""
 
 
 class SlowPublisher(MemoryPublisher):
@@ -214,15 +219,21 @@ def add_one(database: Database) -> None:
 
 def is_settling(database: Database, retention: str | None) -> Condition:
     """Whether what the relay says now ends a transaction in which a message is deleted."""
+    if retention and not database.is_postgresql:
+        ends = re.compile(rb"COMMIT|ROLLBACK")
+        return lambda said, data: data.endswith(b"COMMIT") and b"INTO postroom_archive" in ends.split(said)[-2]
+    return says(database, b"DELETE[^\0]*postroom_outbox")
+
+
+def says(database: Database, pattern: bytes) -> Condition:
+    """Whether the relay asks for a statement like this now."""
     if not database.is_postgresql:
-        if retention:
-            return lambda said, data: b"postroom_archive" in said and data.endswith(b"COMMIT")
-        return lambda said, data: b"DELETE" in data and b"postroom_outbox" in data
+        return lambda _, data: bool(re.search(pattern, data))
 
     def binds(said: bytes, data: bytes) -> bool:
         """A prepared statement is named when it is parsed, and called by its name when it is bound and executed."""
-        deletes = re.findall(rb"P.{4}([^\0]+)\0[^\0]*DELETE FROM postroom_outbox", said, re.DOTALL)
-        return data.startswith(b"B") and any(name in data for name in deletes)
+        names = re.findall(rb"P.{4}([^\0]+)\0[^\0]*" + pattern, said, re.DOTALL)
+        return b"B" in data and any(b"\0" + name + b"\0" in data for name in names)
 
     return binds
 
@@ -239,6 +250,62 @@ def test_a_relay_gives_up_connections_that_have_stalled(database: Database, monk
         proxy.heal()
     assert complaints.errors
     assert duplicates(ids(publisher)) <= IN_FLIGHT
+
+
+def test_a_renewal_without_an_answer_is_sent_again_while_the_lease_lasts(database: Database) -> None:
+    publisher = MemoryPublisher()
+    with Proxy(database.url) as proxy, relay_running(database, publisher, url=proxy.url, **SETTINGS):
+        add(database, 1)
+        all_arrive(database, publisher, 1)
+        proxy.swallow_answer(says(database, b"UPDATE postroom_leases"))
+        assert proxy.swallowed.wait(30)
+        for is_old in (True, False):
+            eventually(lambda is_old=is_old: (oldest_lease(database) < 1.5) == is_old, within=SOON)
+
+
+def oldest_lease(database: Database) -> float:
+    return min(lease.expires_in for lease in database.leases().values())
+
+
+def test_a_look_without_an_answer_is_soon_taken_again(database: Database) -> None:
+    publisher = MemoryPublisher()
+    with Proxy(database.url) as proxy, relay_running(database, publisher, url=proxy.url, **SETTINGS):
+        add(database, 1)
+        all_arrive(database, publisher, 1)
+        proxy.swallow_answer(says(database, b"postroom_outbox[^\0]*postroom_later"))
+        assert proxy.swallowed.wait(30)
+        add(database, 1, first=2)
+        eventually(lambda: len(publisher.messages) == 2 * len(KEYS), within=SOON)
+
+
+def test_a_relay_that_cannot_tell_writers_to_ring_looks_by_itself(database: Database) -> None:
+    """Another one was frozen as it told them, say."""
+    if not database.is_postgresql:
+        return
+    publisher = MemoryPublisher()
+    with ConnectionHand(database, Outbox()) as frozen:
+        frozen.run(f"SELECT pg_advisory_xact_lock({BELL_LOCK})")
+        with relay_running(database, publisher, **SETTINGS):
+            eventually(database.waiting_for_a_lock)
+            for number in range(1, 4):
+                add(database, 1, first=number)
+                eventually(lambda number=number: len(publisher.messages) == number * len(KEYS), within=SOON)
+
+
+async def test_a_relay_that_was_frozen_in_the_middle_of_a_statement_does_not_keep_its_locks(
+    newest: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said what it will ask for, and not asked. The server does not call that idle."""
+    monkeypatch.setattr(postgresql, "STATEMENT_TIMEOUT", 1.0)
+    store = PostgresqlStore(newest.url)
+    await store.open()
+    with suppress(DBAPIError):  # the server has ended its session
+        async with store._opened().connect() as frozen:
+            await frozen.exec_driver_sql("SELECT * FROM postroom_leases FOR UPDATE")
+            driver: Any = (await frozen.get_raw_connection()).driver_connection
+            await driver.prepare("SELECT 1")
+            await asyncio.to_thread(newest.ask, "UPDATE postroom_leases SET mark = mark")
+    await store.close()
 
 
 # --- time-outs

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -85,6 +85,12 @@ class Workshop:
         with self.database.engine.begin() as connection:
             Outbox().add_many(connection, messages)
         return [message.id for message in messages]
+
+    def add_until(self, enough: Callable[[], object], works: Sequence[Work], keys: int) -> list[str]:
+        """Such messages, again and again; their ids."""
+        ids: list[str] = []
+        eventually(lambda: ids.extend(self.add(works, keys)) or enough())
+        return ids
 
     def door(self) -> Path:
         return self.folder / "door"
