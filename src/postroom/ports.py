@@ -392,10 +392,22 @@ class Finding:
     """What to do. Always given with a warning or a problem."""
 
 
+class Left(NamedTuple):
+    """What is still to be done."""
+
+    pending: int
+    """Messages that are not delivered and not given up: pending, failed, and due later."""
+    holds: int
+
+
 class StoreReader(Protocol):
     """What a dashboard or a command line may ask. It changes nothing."""
 
     async def status(self) -> Status: ...
+
+    async def left(self) -> Left:
+        """A part of the status, which costs little however much is in the archive."""
+        ...
 
     async def entries(self, query: Query) -> list[Entry]:
         """Oldest first, in order of their places."""

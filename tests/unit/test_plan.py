@@ -145,3 +145,18 @@ def test_a_message_that_died_is_suspected_no_more() -> None:
         outlet.breaker.succeeded(message(99))  # others get through in between
     assert plan.take_settlement() is not None
     assert outlet.breaker.suspects == {}
+
+
+def test_a_backlog_is_read_two_batches_at_a_time_and_news_are_not() -> None:
+    plan, outlet = make_plan(batch_size=2)
+    own(plan)
+    limits: list[int] = []
+    for found in ([1, 2], [3, 4, 5, 6], [7], [8]):
+        wanted = plan.wants(0.0)
+        assert wanted is not None
+        limits.append(wanted.limit)
+        plan.take(wanted, Fetched([message(position, None) for position in found], NO_LIMIT, NOW), 0.0)
+        while batch := plan.next_batch(outlet, 0.0):
+            plan.delivered(outlet, batch, 0.0)
+        plan.expect_news([1])
+    assert limits == [2, 4, 4, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -60,16 +61,20 @@ class LeaseKeeper:
         self._answered = answered
         self._host = socket.gethostname()[:255]
         self._turn = asyncio.Lock()
+        self._next_at = 0.0
         self._is_closing = False
         self._told: dict[int, int] = {}
         """The marks that the store knows."""
 
-    async def tick(self) -> float:
-        """Renew, give back, take; returns the seconds until it should be done again."""
+    async def tick(self) -> None:
+        """Renew, give back, take."""
         async with self._turn:
-            return await soon(self._tick(), self._settings.patience)
+            self._next_at = 0.0  # at once, should it fail
+            pause = await soon(self._tick(), self._settings.patience)
+            self._next_at = self._clock.monotonic() + pause
 
     async def _tick(self) -> float:
+        """Returns the seconds until it should be done again."""
         before = self._clock.monotonic()
         self.expire(before)
         beat = self._beat()
@@ -88,14 +93,13 @@ class LeaseKeeper:
     async def run(self) -> None:
         """Tick for ever; the caller deals with a database that does not answer."""
         while True:
-            pause = await self.tick()
+            if (pause := self._next_at - self._clock.monotonic()) > 0:
+                self.woken.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self.woken.wait()
+            await self.tick()
             self._answered()
-            self.woken.clear()
-            try:
-                async with asyncio.timeout(pause):
-                    await self.woken.wait()
-            except TimeoutError:
-                pass
 
     def expire(self, now: float) -> None:
         """Drop every slot whose deadline has passed: somebody else may own it already."""

@@ -12,6 +12,9 @@ from .gates import HeldKey, Slot
 from .outlet import Lane, Outlet
 from .verdicts import Verdicts
 
+DEEP = 2
+"""Batches that are read at once from a backlog: they are settled at once, too, and each read and settlement costs."""
+
 SHARES = 16
 """No slot gets more than this part of a fetch while as many others have rows too."""
 
@@ -37,6 +40,8 @@ class Reading(Verdicts):
         if not asking or not self._has_appetite(now):
             return None
         size = self._settings.batch_size
+        if not self._claims_rows and all(slot.full for slot in asking):
+            size *= DEEP
         busy = sum(slot.found > 0 for slot in asking)
         share = max(1, size // max(2, min(busy, SHARES)))
         return Wanted([self._range(slot, share) for slot in asking], size)

@@ -104,15 +104,13 @@ class Relay:
             finally:
                 await session.finish(self.settings.stop_timeout)
             await self.store.sample(session.sampler.most)
-            status = await self.store.status()
-            tally = session.tally
-            pending = sum(status.counts.get(state, 0) for state in ("pending", "later", "failed"))
+            left, tally = await self.store.left(), session.tally
             return Report(
                 delivered=tally.delivered,
                 retried=tally.retried,
                 dead=tally.dead,
-                held=status.holds,
-                pending=pending,
+                held=left.holds,
+                pending=left.pending,
                 superseded=tally.superseded,
             )
 

@@ -29,6 +29,7 @@ from ..ports import (
     Hold,
     Lease,
     Leases,
+    Left,
     Place,
     Query,
     Range,
@@ -210,6 +211,9 @@ class MemoryStore:
 
     async def status(self) -> Status:
         return self._perform(memory_read.status, self.name)
+
+    async def left(self) -> Left:
+        return self._perform(memory_read.left)
 
     async def entries(self, query: Query) -> list[Entry]:
         return self._perform(memory_read.entries, query)

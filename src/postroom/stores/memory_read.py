@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, get_args
 
 from ..message import Message
-from ..ports import NO_LIMIT, Entry, Fetched, Gate, Hold, Meta, Place, Query, Range, State, Status
+from ..ports import NO_LIMIT, Entry, Fetched, Gate, Hold, Left, Meta, Place, Query, Range, State, Status
 from .memory_rows import BreakerRow, Outcome, Row
 from .memory_tables import Tables
 
@@ -101,6 +101,10 @@ def status(tables: Tables, outbox: str) -> Status:
         breakers=[_read_breaker(name, tables.breakers[name]) for name in sorted(tables.breakers)],
         meta=Meta(1, 1, tables.claim),
     )
+
+
+def left(tables: Tables) -> Left:
+    return Left(count_pending(tables) + len(tables.later.rows), len(tables.holds))
 
 
 def _read_relay(tables: Tables, name: str) -> Mapping[str, Any]:

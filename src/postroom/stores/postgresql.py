@@ -12,9 +12,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, any_, bindparam, event, func, inspect, literal, select
+from sqlalchemy import ColumnElement, Insert, Table, any_, bindparam, event, inspect, literal
 from sqlalchemy.dialects.postgresql import ARRAY, insert
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateSequence
 
 from ..clock import Clock
@@ -216,8 +216,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         self._is_pooled = True
         await super()._connect(create_tables)
         with self._errors_translated():
-            async with self._opened().connect() as connection:
-                self._is_pooled = await _is_pooled(connection)
+            self._is_pooled = await self._is_behind_a_pooler()
         if not self._is_pooled:
             await self._disconnect()
             await super()._connect(create_tables)
@@ -247,11 +246,27 @@ class PostgresqlStore(ServerStore[Snapshot]):
         return self._driver == "asyncpg" and not self._is_pooled
 
     async def _connect_driver(self) -> Any:
+        return await self._connect_past(HOT if self._driver == "asyncpg" else {})
+
+    async def _connect_past(self, options: Mapping[str, Any]) -> Any:
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         if self._driver == "asyncpg":
-            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], **HOT)
-        return await driver.AsyncConnection.connect(**arguments, **TIMEOUTS["psycopg"], autocommit=True)
+            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], **options)
+        return await driver.AsyncConnection.connect(**arguments, **TIMEOUTS["psycopg"], **options, autocommit=True)
+
+    async def _is_behind_a_pooler(self) -> bool:
+        """A pooler makes up the process id that a connection is told at its start."""
+        question = "SELECT pg_backend_pid()"
+        if self._driver == "asyncpg":
+            connection = await self._connect_past({"statement_cache_size": 0})
+            try:
+                return connection.get_server_pid() != await connection.fetchval(question)
+            finally:
+                connection.terminate()
+        async with await self._connect_past(CAREFUL["psycopg"]) as connection:
+            [pid] = await (await connection.execute(question)).fetchone()
+            return connection.info.backend_pid != pid
 
     def _end_driver(self, connection: Any) -> None:
         connection.terminate()
@@ -385,13 +400,6 @@ class PostgresqlStore(ServerStore[Snapshot]):
         if not self._has_warned:
             self._has_warned = True
             log.warning("%s: %s; looking for messages every poll_interval instead", self._shown_url, reason)
-
-
-async def _is_pooled(connection: AsyncConnection) -> bool:
-    """A pooler makes up the process id that the connection is told at its start."""
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
-    return told != (await connection.execute(select(func.pg_backend_pid()))).scalar_one()
 
 
 def _arrays(ranges: Sequence[Range]) -> dict[str, list[int]]:

@@ -31,6 +31,7 @@ from ..ports import (
     Hold,
     Lease,
     Leases,
+    Left,
     Place,
     Query,
     Range,
@@ -311,6 +312,9 @@ class SqlStore(Store):
 
     async def status(self) -> Status:
         return await self._read(sql_read.status, self.name)
+
+    async def left(self) -> Left:
+        return await self._read(sql_read.left)
 
     async def entries(self, query: Query) -> list[Entry]:
         return await self._read(sql_read.entries, query)

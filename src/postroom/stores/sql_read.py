@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.types import NULLTYPE, TypeEngine
 
 from ..message import Message
-from ..ports import NO_LIMIT, Entry, Gate, Hold, Place, Query, Range, State, Status
+from ..ports import NO_LIMIT, Entry, Gate, Hold, Left, Place, Query, Range, State, Status
 from .schema import MESSAGE_COLUMNS, Moment, Tables
 from .sql_rows import message_columns, read_hold, read_message
 from .sql_setup import read_meta
@@ -118,6 +118,16 @@ def status(transaction: Transaction, outbox: str) -> Status:
         breakers=[_read_breaker(row) for row in transaction.rows(_select_breakers(transaction))],
         meta=read_meta(transaction),
     )
+
+
+def left(transaction: Transaction) -> Left:
+    tables = transaction.tables
+    hot, parked, claims, later, holds = (
+        select(func.count()).select_from(table).scalar_subquery()
+        for table in (tables.hot, tables.parked, tables.claims, tables.later, tables.holds)
+    )
+    row = transaction.run(select((hot + parked + claims + later).label("pending"), holds.label("held"))).one()
+    return Left(row.pending, row.held)
 
 
 def holds(transaction: Transaction, topic: str | None, key: str | None, limit: int) -> list[Hold]:

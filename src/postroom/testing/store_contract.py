@@ -35,6 +35,7 @@ from ..ports import (
     Gate,
     Hold,
     Lease,
+    Left,
     Place,
     Query,
     Range,
@@ -1630,6 +1631,13 @@ class ReaderContract(StoreFixtures):
     async def test_status_counts_each_state(self, store: Store, clock: FakeClock) -> None:
         rows = await self.one_of_each(store, clock)
         assert dict((await store.status()).counts) == dict.fromkeys(rows, 1)
+
+    async def test_what_is_left_is_a_part_of_the_status(self, store: Store, clock: FakeClock) -> None:
+        assert await store.left() == Left(0, 0)
+        await self.one_of_each(store, clock)
+        status = await store.status()
+        counts = (status.counts[state] for state in ("pending", "failed", "later"))
+        assert await store.left() == Left(sum(counts), status.holds)
 
     async def test_every_state_can_be_listed_and_shown(self, store: Store, clock: FakeClock) -> None:
         rows = await self.one_of_each(store, clock)
