@@ -129,7 +129,9 @@ class Settings:
     claim: Claim = setting(
         "slots", _one_of("slots", "leader", "rows"), "How relays share the work; the same for all relays of an outbox."
     )
-    batch_size: int = setting(500, _whole(1), "Messages published at a time. Of a backlog, twice as many are read at a time.")
+    batch_size: int = setting(
+        500, _whole(1), "Messages published at a time. Of a backlog, twice as many are read at a time."
+    )
     workers: int | None = setting(None, _optional(_whole(1)), "Pumps per relay; None = as many as suit the store.")
     concurrency: int = setting(32, _whole(1), "Tasks, and calls of a Python function, that run at the same time.")
     poll_interval: float = setting(0.1, _duration(0.01, 600), "Pause between looks at the outbox, without a doorbell.")
