@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
-from tests.services import packages
+from tests.services import packages, places
 from tests.services.databases import MySQLDatabases
 from tests.services.places import Account
 from tests.services.processes import Command
 from tests.services.server import Server
 
+CERTIFICATE = "server.pem"
 SETTINGS = [
     "--bind-address=127.0.0.1",
     "--socket=socket",  # within its data: the path of a socket must be short
@@ -37,9 +39,13 @@ class MariaDB(Server):
         options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
         create = [self._program("mariadb-install-db"), *options]
         self.fill(folder, lambda data: [*create, f"--datadir={data}"])
+        shutil.copy(places.CERTIFICATES / CERTIFICATE, folder)
+        self.account.own(folder / CERTIFICATE)
 
     def command(self, folder: Path, port: int) -> Command:
-        return [self._program("mariadbd"), "--no-defaults", f"--datadir={folder / 'data'}", f"--port={port}", *SETTINGS]
+        own = [f"--datadir={folder / 'data'}", f"--port={port}"]
+        own += [f"--ssl-{each}={folder / CERTIFICATE}" for each in ("cert", "key")]  # for clients that ask for it
+        return [self._program("mariadbd"), "--no-defaults", *own, *SETTINGS]
 
     def address(self, port: int) -> str:
         return f"mysql://root@127.0.0.1:{port}/mysql"

@@ -17,6 +17,8 @@ from typing import Any
 from tests.services.processes import ServerUnavailable
 
 ROOT = Path(__file__).resolve().parents[2] / ".services"
+CERTIFICATES = Path(__file__).resolve().parent / "certificates"
+"""They are valid for a hundred years. `server.pem`, with its key, is signed by `ca.pem`, and not by `other.pem`."""
 
 
 @contextmanager

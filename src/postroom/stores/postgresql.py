@@ -10,16 +10,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from sqlalchemy import ColumnElement, Insert, Table, any_, bindparam, event, inspect, literal
+from sqlalchemy import URL, ColumnElement, Insert, Table, any_, bindparam, event, inspect, literal
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateSequence
 
 from ..clock import Clock
+from ..errors import ConfigurationError
 from ..message import SLOTS, Message
 from ..ports import Beat, Fetched, Finding, Leases, Range, Settlement, Wakeup
+from ..redact import redact
 from . import postgresql_doctor
 from .postgresql_archive import create_archive
 from .postgresql_bell import Doorbell, has_bell, listen_with_asyncpg, listen_with_psycopg, notify, set_bits
@@ -55,6 +59,7 @@ PARAMETERS: dict[str, dict[str, str | None]] = {
     },
     "psycopg": {"connect_timeout": None},
 }
+TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 SERVER_SETTINGS = {
     "application_name": "postroom",
     "default_transaction_isolation": "read committed",
@@ -209,6 +214,19 @@ class PostgresqlStore(ServerStore[Snapshot]):
         self._days = Days(self._shown_url, self._read, self._try_once, monotonic)
 
     # --- open and close
+
+    def _choose_driver(self, text: str) -> URL:
+        """asyncpg knows libpq's words for files of certificates only in a URL of its own."""
+        url = super()._choose_driver(text)
+        files = {name: str(url.query[name]) for name in TLS_FILES if name in url.query}
+        missing = [f"{name}={path}" for name, path in files.items() if not Path(path).expanduser().is_file()]
+        if missing:
+            raise ConfigurationError(f"{redact(text)}: there is no such file: {', '.join(missing)}")
+        if not files or url.get_driver_name() != "asyncpg":
+            return url
+        rest = {name: value for name, value in url.query.items() if name not in (*TLS_FILES, "ssl")}
+        mode = {"sslmode": str(url.query["ssl"])} if "ssl" in url.query else {}
+        return url.set(query={**rest, "dsn": f"postgresql:///?{urlencode(files | mode)}"})
 
     async def _connect(self, create_tables: bool) -> None:
         """A pooler that gives each transaction another server must not be sent prepared statements, nor a LISTEN: so

@@ -87,6 +87,7 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
+            await self._welcome(reader, writer)
             answers, server = await asyncio.open_connection(self._target.host, self._target.port)
         except OSError:
             writer.transport.abort()
@@ -100,6 +101,9 @@ class Proxy:
         finally:
             self._links.discard(link)
             link.cut()
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """What comes before anything is forwarded."""
 
     async def _ask(self, reader: asyncio.StreamReader, link: Link) -> None:
         while data := await reader.read(65536):
