@@ -56,6 +56,10 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached, or is too busy to answer; trying again later may help."""
 
 
+class StoreReplaced(StoreUnavailable):
+    """Another server answers than before, and its history is another: what the old one said may not be true of it."""
+
+
 class TablesMissing(StoreError):
     """The outbox's tables are not in the database."""
 

@@ -327,6 +327,13 @@ class Pump:
             if not lost.isdisjoint(call.open):
                 task.cancel()
 
+    async def abandon(self) -> None:
+        """Drop what is in flight; nothing will be written down."""
+        for task in (late := set(self._calls)):
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1.0)
+
     async def finish(self, timeout: float, hurry: asyncio.Event) -> bool:
         """Wait for what is in flight, then cancel the rest; settle all. True if everything was answered in time."""
         late = await self._wait_for_calls(timeout, hurry)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from ..clock import Clock, SystemClock
 from ..duration import Duration, seconds
-from ..errors import ConfigurationError, MessageDead, RelayError
+from ..errors import ConfigurationError, MessageDead, RelayError, StoreReplaced
 from ..outbox import Outbox
 from ..ports import Observer, Store
 from ..routing import Globs, Routes
@@ -85,10 +85,17 @@ class Relay:
 
     async def run(self, *, handle_signals: bool = False) -> None:
         """Deliver until `stop` is called, or with `handle_signals` until SIGTERM or SIGINT."""
+        again = True
+        while again:
+            again = await self._run(handle_signals)
+
+    async def _run(self, handle_signals: bool) -> bool:
+        """One session; whether there must be another, that knows nothing of the database that was there before."""
         async with self._opened() as session:
             if not self._stop_asked:
                 with self._signals(session) if handle_signals else contextlib.nullcontext():
                     await session.run()
+        return session.must_begin_again
 
     async def drain(self, *, timeout: Duration | None = None, handle_signals: bool = False) -> Report:
         """Deliver until nothing is due, then return. What waits for a retry, a hold, a due time or a destination that
@@ -103,6 +110,8 @@ class Relay:
                         await session.drain()
             finally:
                 await session.finish(self.settings.stop_timeout)
+            if session.is_replaced:
+                raise StoreReplaced("the database was replaced while it was drained: drain it again")
             await self.store.sample(session.sampler.most)
             left, tally = await self.store.left(), session.tally
             return Report(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from .. import events
 from ..clock import Clock
-from ..errors import PostroomError, StoreUnavailable, TablesMissing
+from ..errors import PostroomError, StoreReplaced, StoreUnavailable, TablesMissing
 from ..failures import describe
 from ..message import SLOTS
 from ..ports import Features, Observer, Publisher, Range, Store
@@ -73,6 +73,8 @@ class Session:
         self._hurry = asyncio.Event()
         self._is_down = False
         self._are_tables_missing = False
+        self.is_replaced = False
+        """The database is not the one that this session began with, and all that it knows may be wrong."""
         self._finished = False
 
     # -------------------------------------------------------------------------------------------- opening
@@ -208,6 +210,10 @@ class Session:
         if self._finished:
             return
         self._finished = True
+        if self.is_replaced:
+            await asyncio.gather(*(pump.abandon() for pump in self.pumps))
+            self._up()
+            return
         for pump in self.pumps:
             pump.plan.leave(list(pump.plan.slots))
             pump.stir()
@@ -381,6 +387,11 @@ class Session:
         for pump in self.pumps:
             pump.look_everywhere()
 
+    @property
+    def must_begin_again(self) -> bool:
+        """Nobody has asked it to stop, but it must not go on."""
+        return self.is_replaced and not self._hurry.is_set()
+
     def ask_to_stop(self) -> None:
         """The second time, do not wait for what is in flight."""
         event = self._hurry if self._stopping.is_set() else self._stopping
@@ -407,6 +418,9 @@ class Session:
     # -------------------------------------------------------------------------------------------- trouble
 
     def _down(self, error: BaseException) -> None:
+        if isinstance(error, StoreReplaced):
+            self.is_replaced = True
+            self._stopping.set()
         if isinstance(error, TablesMissing) and self._keeper is not None:
             self._are_tables_missing = True
             self._keeper.lose_all()

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.schema import CreateSequence
 
 from ..clock import Clock
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StoreReplaced, StoreUnavailable
 from ..message import SLOTS, Message
 from ..ports import Beat, Fetched, Finding, Leases, Range, Settlement, Wakeup
 from ..redact import redact
@@ -99,6 +99,19 @@ CAREFUL: dict[str, dict[str, Any]] = {
 }
 """What keeps a driver from preparing statements under a name."""
 
+LIMIT_TRANSACTIONS = (
+    f"SELECT set_config('transaction_timeout', '{int(STATEMENT_TIMEOUT)}s', false)"
+    " WHERE current_setting('transaction_timeout', true) = '0'"
+)
+"""If the server can (PostgreSQL 17), and nobody else has done so for our role. A relay that is frozen when it has said
+the first half of a statement keeps its locks, and the server does not call that idle."""
+HISTORY = (
+    "SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE"
+    " system_identifier || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) END FROM pg_control_system()"
+)
+"""Which cluster it is, and its timeline: a new one begins when a replica is promoted or a backup restored. Nothing for
+a replica, which has none of its own yet."""
+
 CONFLICTS = {"40001", "40P01"}
 """Serialisation failure, deadlock."""
 MAY_PASS = ("08", "26000", "42P05", "53", "57P", "57014", "55P03", "40")
@@ -169,16 +182,6 @@ def state_of(error: BaseException) -> str:
     return "08006" if type(error).__name__ in BROKEN and not is_refusal else ""
 
 
-def _limit_transactions(connection: Any, _: object) -> None:
-    """If the server can (PostgreSQL 17), and nobody else has done so for our role. A relay that is frozen when it has
-    said the first half of a statement keeps its locks, and the server does not call that idle."""
-    name, limit = "'transaction_timeout'", f"'{int(STATEMENT_TIMEOUT * 1000)}'"
-    cursor = connection.cursor()
-    cursor.execute(f"SELECT set_config({name}, {limit}, false) WHERE current_setting({name}, true) = '0'")
-    cursor.close()
-    connection.commit()
-
-
 class PostgresqlStore(ServerStore[Snapshot]):
     """Reading and settling go straight to asyncpg, each one statement; everything else through SQLAlchemy."""
 
@@ -210,6 +213,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
         super().__init__(url, name=name, prefix=prefix, schema=schema, clock=clock)
         self._is_pooled = True
         self._has_warned = False
+        self._history: str | None = None
+        """Of the server that a relay works with, as far as it is known."""
         monotonic = clock.monotonic if clock else time.monotonic
         self._days = Days(self._shown_url, self._read, self._try_once, monotonic)
 
@@ -239,6 +244,11 @@ class PostgresqlStore(ServerStore[Snapshot]):
             await self._disconnect()
             await super()._connect(create_tables)
 
+    async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
+        if claim is not None:
+            self._history = None  # a relay that begins knows nothing yet that could be wrong
+        await super().open(claim=claim, create_tables=create_tables)
+
     async def _set_up(self, claim: str | None, create_tables: bool) -> None:
         await super()._set_up(claim, create_tables)
         if create_tables:
@@ -255,8 +265,30 @@ class PostgresqlStore(ServerStore[Snapshot]):
             connect_args=TIMEOUTS[self._driver] | arguments,
         )
         if not self._is_pooled:
-            event.listen(engine.sync_engine, "connect", _limit_transactions)
+            event.listen(engine.sync_engine, "connect", self._greet)
         return engine
+
+    def _greet(self, connection: Any, _: object) -> None:
+        """Each new connection of the pool."""
+        cursor, dialect = connection.cursor(), self._opened().dialect
+        history = None
+        cursor.execute(LIMIT_TRANSACTIONS)
+        connection.commit()
+        with suppress(dialect.loaded_dbapi.Error):  # not every server tells
+            cursor.execute(HISTORY)
+            [history] = cursor.fetchone()
+        connection.rollback()
+        cursor.close()
+        self._compare(history)
+
+    def _compare(self, history: str | None) -> None:
+        """A server that lost the last commits gives out positions a second time: whoever goes on where he was passes
+        messages by, and settles others than those he delivered."""
+        if history == "" and self._history:
+            raise StoreUnavailable(f"{self._shown_url}: a replica answers, which takes no writes")
+        if history and self._history and history != self._history:
+            raise StoreReplaced(f"{self._shown_url}: another server has taken over, or this one was restored")
+        self._history = history or self._history
 
     # --- past SQLAlchemy
 
@@ -264,7 +296,18 @@ class PostgresqlStore(ServerStore[Snapshot]):
         return self._driver == "asyncpg" and not self._is_pooled
 
     async def _connect_driver(self) -> Any:
-        return await self._connect_past(HOT if self._driver == "asyncpg" else {})
+        if self._driver != "asyncpg":
+            return await self._connect_past({})
+        driver: Any = import_module(self._driver)
+        connection, history = await self._connect_past(HOT), None
+        try:
+            with suppress(driver.PostgresError):  # not every server tells
+                history = await connection.fetchval(HISTORY)
+            self._compare(history)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
     async def _connect_past(self, options: Mapping[str, Any]) -> Any:
         driver: Any = import_module(self._driver)

@@ -24,7 +24,7 @@ from tests.acceptance.servers.database import TABLES, TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, duplicates, first_versions, ids, relay_running
 from tests.acceptance.servers.hands import ConnectionHand
 from tests.acceptance.servers.proxy import Condition, Proxy
-from tests.acceptance.servers.throwaway import throwaway
+from tests.acceptance.servers.throwaway import Throwaway, throwaway
 from tests.acceptance.servers.waiting import eventually
 from tests.conftest import server_url
 
@@ -41,6 +41,14 @@ class SlowPublisher(MemoryPublisher):
 
     async def publish(self, batch: Batch) -> None:
         await asyncio.sleep(0.02)
+        await super().publish(batch)
+
+
+class CountingPublisher(MemoryPublisher):
+    calls = 0
+
+    async def publish(self, batch: Batch) -> None:
+        self.calls += 1
         await super().publish(batch)
 
 
@@ -175,6 +183,39 @@ def let_pass(database: Database, publisher: MemoryPublisher) -> None:
     eventually(lambda: added <= set(ids(publisher)))
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_a_replica_that_lacks_the_last_commits_takes_over_and_what_it_is_given_is_delivered(driver: str) -> None:
+    """It gives out positions a second time. What the relay knows of the first ones must not touch the others."""
+    server_url("postgresql-15")  # skip if there is none
+    with throwaway("postgresql-15") as (server, database):
+        publisher = CountingPublisher()
+        url = database.url.replace("postgresql", f"postgresql+{driver}", 1)
+        settings = SETTINGS | {"lease_ttl": "12s"}  # longer than the take-over takes
+        with relay_running(database, publisher, url=url, **settings):
+            add(database, 5)
+            all_arrive(database, publisher, 5)
+            crash(server, database)
+            server.back_up()
+            server.start_again()
+            add(database, 20, first=6)
+            all_arrive(database, publisher, 25)
+            publisher.stall()
+            add(database, 1, first=26)  # which the relay reads and hands over
+            calls = publisher.calls
+            eventually(lambda: publisher.calls > calls)
+            crash(server, database)
+            server.promote_backup()
+            publisher.messages.clear()
+            add(database, 22, first=1)
+            publisher.recover()
+            all_arrive(database, publisher, 22)
+
+
+def crash(server: Throwaway, database: Database) -> None:
+    server.crash()
+    database.close()
+
+
 # --- the network
 
 
@@ -296,7 +337,7 @@ async def test_a_relay_that_was_frozen_in_the_middle_of_a_statement_does_not_kee
     newest: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has said what it will ask for, and not asked. The server does not call that idle."""
-    monkeypatch.setattr(postgresql, "STATEMENT_TIMEOUT", 1.0)
+    monkeypatch.setattr(postgresql, "LIMIT_TRANSACTIONS", postgresql.LIMIT_TRANSACTIONS.replace("30s", "1s"))
     store = PostgresqlStore(newest.url)
     await store.open()
     with suppress(DBAPIError):  # the server has ended its session

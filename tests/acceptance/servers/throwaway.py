@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from tests.acceptance.servers.database import Database
 from tests.services import places
-from tests.services.databases import at_database
+from tests.services.databases import PostgreSQLDatabases, at_database
 from tests.services.mariadb import MariaDB
 from tests.services.places import locked
 from tests.services.postgresql import PostgreSQL
@@ -48,6 +48,19 @@ class Throwaway:
         port = int((self._folder / "port").read_text())
         wait_until(lambda: is_free(port), seconds=10)
         assert make_url(self._server.url()).port == port
+
+    def back_up(self) -> None:
+        """What a replica knows that goes on for a while without hearing anything. The server is down."""
+        run(["cp", "-Rp", self._folder / "data", self._folder / "replica"])
+
+    def promote_backup(self) -> None:
+        """The server is lost, and the replica takes its place."""
+        data, replica = self._folder / "data", self._folder / "replica"
+        shutil.rmtree(data)
+        replica.rename(data)
+        run(["cp", "-p", data / "PG_VERSION", data / "standby.signal"])
+        self.start_again()
+        PostgreSQLDatabases().ask(self._server.url(), "SELECT pg_promote()")
 
     def stop(self) -> None:
         self._server.stop()
