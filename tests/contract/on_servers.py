@@ -16,7 +16,7 @@ from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.schema import define_tables
 from postroom.stores.sql import SqlStore
 from postroom.testing import FakeClock
-from postroom.testing.store_contract import StoreFixtures
+from postroom.testing.store_contract.kit import StoreFixtures
 from tests.contract.test_stores import row_of
 
 TABLES = define_tables()

@@ -26,7 +26,7 @@ from postroom.relay import sampler
 from postroom.relay.wiring import store_for
 from postroom.stores.memory import MemoryStore
 from postroom.testing import FakeClock
-from postroom.testing.store_contract import fetch_all, own
+from postroom.testing.store_contract.kit import fetch_all, own
 
 SYNC = {"postgresql-15": "postgresql+psycopg", "mariadb": "mysql+pymysql", "sqlite": "sqlite"}
 ASYNC = {"postgresql-15": "postgresql+asyncpg", "mariadb": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}

@@ -17,7 +17,7 @@ from postroom import Message, Outbox
 from postroom.ports import Query
 from postroom.stores.postgresql import PostgresqlStore
 from postroom.testing import FakeClock
-from postroom.testing.store_contract import Owner, fetch_all, own, state_of
+from postroom.testing.store_contract.kit import Owner, fetch_all, own, state_of
 
 DAY = 86_400.0
 

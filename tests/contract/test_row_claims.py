@@ -10,7 +10,7 @@ from postroom.ports import Query, Range, Store
 from postroom.stores.claim_floor import LAG
 from postroom.testing import FakeClock
 from postroom.testing.row_contract import RowStoreContract, claimant
-from postroom.testing.store_contract import ALL_SLOTS, behind_gate, dead, fetch_all, gate_of, ids, messages, own
+from postroom.testing.store_contract.kit import ALL_SLOTS, behind_gate, dead, fetch_all, gate_of, ids, messages, own
 from tests.contract.on_servers import (
     TABLES,
     OnMariadb,

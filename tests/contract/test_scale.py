@@ -16,7 +16,7 @@ from postroom.message import new_id, slot_of
 from postroom.ports import Gate, Query, Range, Store
 from postroom.relay.wiring import store_for
 from postroom.stores.schema import define_tables
-from postroom.testing.store_contract import ALL_SLOTS, fetch_all, own
+from postroom.testing.store_contract.kit import ALL_SLOTS, fetch_all, own
 
 MANY = 200_000
 TABLES = define_tables()

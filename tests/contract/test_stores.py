@@ -21,7 +21,8 @@ from postroom.stores.memory import MemoryStore, MemoryTransaction
 from postroom.stores.schema import define_tables
 from postroom.stores.sqlite import SqliteStore
 from postroom.testing import FakeClock
-from postroom.testing.store_contract import ALL_SLOTS, MANY, StoreContract, fetch_all, ids, message, messages, own
+from postroom.testing.store_contract import StoreContract
+from postroom.testing.store_contract.kit import ALL_SLOTS, MANY, fetch_all, ids, message, messages, own
 
 
 class TestMemoryStore(StoreContract):

@@ -17,7 +17,7 @@ from typing import Any
 from ..message import SLOTS, Message
 from ..ports import Gate, Leases, Query, Range, Refund, RowStore, Settled, Settlement, Store
 from .clock import FakeClock
-from .store_contract import (
+from .store_contract.kit import (
     ALL_SLOTS,
     MANY,
     StoreFixtures,
