@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, insert
 from postroom.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable, TablesMissing
 from postroom.message import SLOTS, Message, new_id, slot_of
 from postroom.ports import Dead, Gate, Query, Range, Refund, Retry, Settlement
-from postroom.stores import sqlite
+from postroom.stores import sql_read, sqlite
 from postroom.stores.schema import define_tables
 from postroom.stores.sql_rows import UNREADABLE_HEADERS, message_columns, read_message
 from postroom.stores.sqlite import SqliteStore
@@ -582,3 +582,15 @@ async def test_an_expired_message_that_is_revived_does_not_expire_again(store: S
     assert await store.revive([id]) == 1
     (again,) = await fetch_all(store)
     assert (again.id, again.expires_at) == (id, None)
+
+
+async def test_status_counts_so_many_archived_messages_and_no_more(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs = await own(store)
+    write(path, 3)
+    rows = await fetch_all(store)
+    await store.settle(Settlement(relay="relay-1", epochs=epochs, retention=60, delivered=rows))
+    assert (await store.status()).counts["delivered"] == 3
+    monkeypatch.setattr(sql_read, "MOST_ARCHIVED", 2)
+    assert (await store.status()).counts["delivered"] == 2
