@@ -10,9 +10,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from postroom import StoreUnavailable
+from postroom import StoreReplaced, StoreUnavailable
 from postroom.ports import Range
 from postroom.stores import sql
+from postroom.stores.drivers import Drivers
 from postroom.stores.postgresql import PostgresqlDialect, PostgresqlStore
 from postroom.stores.sql_claims import Claim, Wanted
 
@@ -94,3 +95,20 @@ def test_a_driver_that_cannot_follow_its_server_has_lost_it() -> None:
     dialect, error = PostgresqlDialect(), asyncpg.InternalClientError("got a result for nothing")
     assert isinstance(error, dialect.driver_errors)
     assert dialect.is_unavailable(error)
+
+
+async def test_only_a_relay_minds_that_another_server_answers(database_of_this_worker: Callable[[str], str]) -> None:
+    """A desk knows nothing that could be wrong."""
+    url = database_of_this_worker("postgresql-15")
+    desk, relay = PostgresqlStore(url), PostgresqlStore(url)
+    await desk.open()
+    await relay.open(claim="slots")
+    for store in (desk, relay):
+        store._history = "another cluster/00000001"
+        store._drivers.close()
+        store._drivers = Drivers(store._connect_driver, store._end_driver, store._is_closed)
+    assert (await desk.fetch(NEW)).messages == []
+    with pytest.raises(StoreReplaced):
+        await relay.fetch(NEW)
+    await relay.close()
+    await desk.close()

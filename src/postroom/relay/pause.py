@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import StoreUnavailable
 
 T = TypeVar("T")
+
+LAST_MOMENT = 1.0
+"""Seconds for a question to end when whoever asked it is cancelled."""
 
 
 class Pause:
@@ -28,8 +31,23 @@ class Pause:
 
 async def soon(answer: Awaitable[T], patience: float) -> T:
     """For small questions: one that has no answer by then has lost its connection, and is better asked on another."""
+    task = asyncio.ensure_future(answer)
     try:
-        async with asyncio.timeout(patience):
-            return await answer
-    except TimeoutError as error:
-        raise StoreUnavailable(f"the database has not answered for {patience:g} s") from error
+        await asyncio.wait({task}, timeout=patience)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task}, timeout=LAST_MOMENT)
+        task.add_done_callback(_forget)
+        raise
+    if task.done():
+        return task.result()
+    # Some drivers take seconds to give up, too: that is not waited for.
+    task.cancel()
+    task.add_done_callback(_forget)
+    raise StoreUnavailable(f"the database has not answered for {patience:g} s")
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """What came of it interests nobody any more."""
+    if not task.cancelled():
+        task.exception()

@@ -15,13 +15,14 @@ from typing import Any, Self
 
 from ..clock import Clock, SystemClock
 from ..duration import Duration, seconds
-from ..errors import ConfigurationError, MessageDead, RelayError, StoreReplaced
+from ..errors import ConfigurationError, MessageDead, RelayError, StoreError, StoreReplaced, StoreUnavailable
 from ..outbox import Outbox
 from ..ports import Observer, Store
 from ..routing import Globs, Routes
 from ..settings import Settings
 from . import wiring
 from .logs import LoggingObserver
+from .pause import Pause
 from .session import Session
 
 
@@ -79,33 +80,38 @@ class Relay:
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
         self._started: Future[None] = Future()
+        self._is_running = False
         self._stop_asked = False
 
     # ------------------------------------------------------------------------------------- running
 
     async def run(self, *, handle_signals: bool = False) -> None:
         """Deliver until `stop` is called, or with `handle_signals` until SIGTERM or SIGINT."""
-        again = True
-        while again:
-            again = await self._run(handle_signals)
+        with self._running(handle_signals):
+            again, pause = await self._run(), Pause(longest=1.0)
+            while again and not self._stop_asked:
+                await asyncio.sleep(pause.next())
+                again = await self._run(again=True)
 
-    async def _run(self, handle_signals: bool) -> bool:
+    async def _run(self, again: bool = False) -> bool:
         """One session; whether there must be another, that knows nothing of the database that was there before."""
-        async with self._opened() as session:
+        async with self._opened(again=again) as session:
             if not self._stop_asked:
-                with self._signals(session) if handle_signals else contextlib.nullcontext():
-                    await session.run()
-        return session.must_begin_again
+                await session.run()
+        return session.is_replaced
 
     async def drain(self, *, timeout: Duration | None = None, handle_signals: bool = False) -> Report:
         """Deliver until nothing is due, then return. What waits for a retry, a hold, a due time or a destination that
         is unavailable stays pending. Slots of a relay that died are waited for until their leases end, and so long a
         database that does not answer."""
+        limit = None if timeout is None else seconds(timeout, name="timeout")
+        with self._running(handle_signals):
+            return await self._drain(limit)
+
+    async def _drain(self, limit: float | None) -> Report:
         async with self._opened(patience=self.settings.lease_ttl + 1) as session:
-            limit = None if timeout is None else seconds(timeout, name="timeout")
-            signals = self._signals(session) if handle_signals else contextlib.nullcontext()
             try:
-                with signals, contextlib.suppress(TimeoutError):
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limit):
                         await session.drain()
             finally:
@@ -161,23 +167,37 @@ class Relay:
 
     def stop(self, timeout: Duration | None = None) -> None:
         """Finish what is in flight within `stop_timeout`, give the leases back, return. From any thread."""
-        thread, session = self._thread, self._session
-        self._stop_asked = session is not None or self._task is not None or thread is not None
-        if session is not None:
-            session.ask_to_stop()
+        thread = self._thread
+        if self._is_running or self._task is not None or thread is not None:
+            self._ask_to_stop()
         if thread is not None and thread is not threading.current_thread():
             thread.join(None if timeout is None else seconds(timeout, name="timeout"))
             if not thread.is_alive():
                 self._thread = None
 
+    def _ask_to_stop(self) -> None:
+        """The first time gently; a second time it does not wait for what is in flight."""
+        self._stop_asked = True
+        if (session := self._session) is not None:
+            session.ask_to_stop()
+
     def _run_in_thread(self) -> None:
         with contextlib.suppress(Exception):  # it was announced, or logged
             asyncio.run(self.run())
 
-    @contextlib.asynccontextmanager
-    async def _opened(self, patience: float = math.inf) -> AsyncGenerator[Session]:
-        if self._session is not None:
+    @contextlib.contextmanager
+    def _running(self, handle_signals: bool) -> Generator[None]:
+        if self._is_running:
             raise RelayError("this relay is running already; make another one, or stop it first")
+        self._is_running = True
+        try:
+            with self._signals() if handle_signals else contextlib.nullcontext():
+                yield
+        finally:
+            self._is_running = self._stop_asked = False
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, *, patience: float = math.inf, again: bool = False) -> AsyncGenerator[Session]:
         self.id = wiring.new_relay_id()  # not before: a relay may be made before a fork
         session = Session(
             relay=self.id,
@@ -192,17 +212,19 @@ class Relay:
         self._session = session
         unsubscribe = self.outbox.on_commit(session.ring)
         try:
-            await self._open(session, patience)
+            await self._open(session, patience, again)
             yield session
         finally:
             unsubscribe()
-            self._session, self._stop_asked = None, False
+            self._session = None
             await session.close()
 
-    async def _open(self, session: Session, patience: float) -> None:
+    async def _open(self, session: Session, patience: float, again: bool) -> None:
         """Connect, and tell whoever waits for it, be it good or bad."""
+        if self._stop_asked:
+            session.ask_to_stop()
         try:
-            await session.open(patience)
+            await session.open(patience, StoreError if again else StoreUnavailable)
         except BaseException as error:
             if not self._started.done():
                 self._started.set_exception(error)
@@ -212,12 +234,11 @@ class Relay:
             self._started.set_result(None)
 
     @contextlib.contextmanager
-    def _signals(self, session: Session) -> Generator[None]:
-        """The first signal stops gently; a second one does not wait for what is in flight."""
+    def _signals(self) -> Generator[None]:
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT)
         for number in caught:
-            loop.add_signal_handler(number, session.ask_to_stop)
+            loop.add_signal_handler(number, self._ask_to_stop)
         try:
             yield
         finally:

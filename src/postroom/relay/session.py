@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from .. import events
 from ..clock import Clock
-from ..errors import PostroomError, StoreReplaced, StoreUnavailable, TablesMissing
+from ..errors import PostroomError, StoreError, StoreReplaced, StoreUnavailable, TablesMissing
 from ..failures import describe
 from ..message import SLOTS
 from ..ports import Features, Observer, Publisher, Range, Store
@@ -79,10 +79,10 @@ class Session:
 
     # -------------------------------------------------------------------------------------------- opening
 
-    async def open(self, patience: float = math.inf) -> None:
-        """`patience`: seconds for which a database that does not answer is waited for."""
+    async def open(self, patience: float = math.inf, endured: type[StoreError] = StoreUnavailable) -> None:
+        """`patience`: seconds for which a database that does not answer is waited for, or has another such error."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        await self._open_store(self._clock.monotonic() + patience)
+        await self._open_store(self._clock.monotonic() + patience, endured)
         self._publishers = {target.name: target.make() for target in self._targets()}
         breakers = {name: self._breaker() for name in self._publishers}
         workers = min(self._settings.workers or self._store.workers, SLOTS)
@@ -110,13 +110,13 @@ class Session:
                     await publisher.close()
         await self._store.close()
 
-    async def _open_store(self, give_up: float) -> None:
+    async def _open_store(self, give_up: float, endured: type[StoreError]) -> None:
         """A database that is not there yet is waited for; tables that cannot be used are an error at once."""
         pause = Pause()
         while not self._stopping.is_set():
             try:
                 await self._store.open(claim=self._settings.claim, create_tables=self._settings.create_tables)
-            except StoreUnavailable as error:
+            except endured as error:
                 await self._wait_for_store(error, pause, give_up)
             else:
                 self._up()
@@ -213,6 +213,7 @@ class Session:
         if self.is_replaced:
             await asyncio.gather(*(pump.abandon() for pump in self.pumps))
             self._up()
+            self.notice(events.Stopped(outbox=self._name, relay=self._relay, clean=False))
             return
         for pump in self.pumps:
             pump.plan.leave(list(pump.plan.slots))
@@ -231,8 +232,9 @@ class Session:
         if not self._settings.enabled:
             return
         keeper = self._keeper_or_fail()
-        await keeper.tick()
-        give_up = self._clock.monotonic() + self._settings.lease_ttl + 1
+        give_up, pause = self._clock.monotonic() + self._settings.lease_ttl + 1, Pause()
+        while not await self._could_tick(keeper, pause, give_up):
+            pass
         leases = asyncio.create_task(self._endure(keeper.run))
         try:
             while not self._stopping.is_set():
@@ -244,6 +246,14 @@ class Session:
                 await asyncio.sleep(0)
         finally:
             await _cancel(leases)
+
+    async def _could_tick(self, keeper: LeaseKeeper, pause: Pause, give_up: float) -> bool:
+        try:
+            await keeper.tick()
+        except StoreUnavailable as error:
+            await self._wait_for_store(error, pause, give_up)
+            return self._stopping.is_set()
+        return True
 
     async def _pump_until_idle(self, give_up: float) -> None:
         """After the last thing done, one more look at everything before saying that nothing is left."""
@@ -278,7 +288,7 @@ class Session:
                 break
         return did
 
-    async def _wait_for_store(self, error: StoreUnavailable, pause: Pause, give_up: float) -> None:
+    async def _wait_for_store(self, error: StoreError, pause: Pause, give_up: float) -> None:
         """A drain waits for its database too, but not for ever."""
         self._down(error)
         if self._clock.monotonic() >= give_up:
@@ -386,11 +396,6 @@ class Session:
     def _look_everywhere(self) -> None:
         for pump in self.pumps:
             pump.look_everywhere()
-
-    @property
-    def must_begin_again(self) -> bool:
-        """Nobody has asked it to stop, but it must not go on."""
-        return self.is_replaced and not self._hurry.is_set()
 
     def ask_to_stop(self) -> None:
         """The second time, do not wait for what is in flight."""

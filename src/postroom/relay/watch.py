@@ -20,7 +20,7 @@ BUSY_WITHIN = 0.1
 """So many rings in so many seconds, and the relay stays awake: one now and then costs writers nothing, and is heard
 sooner than anything is found."""
 TELL_AGAIN = 30.0
-"""Seconds: a former owner of a slot may have told writers, late, that they need not ring for it."""
+"""Seconds: a former owner of a slot may have told writers, late, that they need not ring for it; or we could not."""
 
 
 class Watch:
@@ -49,6 +49,8 @@ class Watch:
         self._dozing: frozenset[int] | None = None
         """The slots that writers were told about; None while awake."""
         self._told_at = 0.0
+        self._mute_until = 0.0
+        """Until then writers are not told anything."""
         self._glanced_at = 0.0
         self._owned: frozenset[int] = frozenset()
 
@@ -76,6 +78,8 @@ class Watch:
     async def _doze_or_rouse(self, wakeup: Wakeup) -> bool:
         """Tell writers if anything has changed; whether we have just fallen asleep."""
         owned = frozenset(slot for pump in self._pumps for slot in pump.plan.slots)
+        if self._clock.monotonic() < self._mute_until:
+            return False
         if self._is_idle():
             now = self._clock.monotonic()
             if owned == self._dozing and not (wakeup.rings and now - self._told_at >= TELL_AGAIN):
@@ -91,12 +95,13 @@ class Watch:
 
     async def _tell(self, telling: Awaitable[None]) -> bool:
         """Whether writers know. As long as they do not, stay awake and look: whatever keeps us from telling them may
-        last."""
+        last, and trying takes time."""
         try:
             await soon(telling, self._settings.patience)
         except StoreUnavailable as error:
             log.debug("writers could not be told whether to ring, so they are not waited for: %s", error)
             self._news_at = self._clock.monotonic()
+            self._mute_until = self._news_at + TELL_AGAIN
             return False
         return True
 

@@ -60,6 +60,8 @@ PARAMETERS: dict[str, dict[str, str | None]] = {
     "psycopg": {"connect_timeout": None},
 }
 TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+SYSTEM = "system"
+"""Instead of a file: the authorities that the system trusts."""
 SERVER_SETTINGS = {
     "application_name": "postroom",
     "default_transaction_isolation": "read committed",
@@ -68,7 +70,7 @@ SERVER_SETTINGS = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-"""The server notices when our host is gone, or our process frozen, and lets go of our locks."""
+"""The server lets go of our locks when our process is frozen in a transaction, or our host is gone."""
 
 
 def _escaped(value: str) -> str:
@@ -99,6 +101,8 @@ CAREFUL: dict[str, dict[str, Any]] = {
 }
 """What keeps a driver from preparing statements under a name."""
 
+NOTICE_OUR_END = "SET client_connection_check_interval = 5000"
+"""Milliseconds after which a statement that waits, for a lock say, ends when we have hung up. Not on every platform."""
 LIMIT_TRANSACTIONS = (
     f"SELECT set_config('transaction_timeout', '{int(STATEMENT_TIMEOUT)}s', false)"
     " WHERE current_setting('transaction_timeout', true) = '0'"
@@ -114,9 +118,9 @@ a replica, which has none of its own yet."""
 
 CONFLICTS = {"40001", "40P01"}
 """Serialisation failure, deadlock."""
-MAY_PASS = ("08", "26000", "42P05", "53", "57P", "57014", "55P03", "40")
-"""Beginnings of SQLSTATEs: connection, prepared statements that a pooler lost, resources, shutdown and restart,
-cancelled, lock not available, conflicts."""
+MAY_PASS = ("08", "25P03", "25P04", "26000", "42P05", "53", "57P", "57014", "55P03", "40")
+"""Beginnings of SQLSTATEs: connection, transactions that took too long, prepared statements that a pooler lost,
+resources, shutdown and restart, cancelled, lock not available, conflicts."""
 
 REFUSALS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "permission denied", "not permitted")
 """What libpq says, without a SQLSTATE, when it is not let in."""
@@ -215,6 +219,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         self._has_warned = False
         self._history: str | None = None
         """Of the server that a relay works with, as far as it is known."""
+        self._is_for_a_relay = False
         monotonic = clock.monotonic if clock else time.monotonic
         self._days = Days(self._shown_url, self._read, self._try_once, monotonic)
 
@@ -223,8 +228,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
     def _choose_driver(self, text: str) -> URL:
         """asyncpg knows libpq's words for files of certificates only in a URL of its own."""
         url = super()._choose_driver(text)
-        files = {name: str(url.query[name]) for name in TLS_FILES if name in url.query}
-        missing = [f"{name}={path}" for name, path in files.items() if not Path(path).expanduser().is_file()]
+        files = {name: str(url.query[name]) for name in TLS_FILES if url.query.get(name, SYSTEM) != SYSTEM}
+        missing = [f"{name}={path}" for name, path in files.items() if not Path(path).is_file()]
         if missing:
             raise ConfigurationError(f"{redact(text)}: there is no such file: {', '.join(missing)}")
         if not files or url.get_driver_name() != "asyncpg":
@@ -246,7 +251,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
 
     async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
         if claim is not None:
-            self._history = None  # a relay that begins knows nothing yet that could be wrong
+            self._history, self._is_for_a_relay = None, True  # which knows nothing yet that could be wrong
         await super().open(claim=claim, create_tables=create_tables)
 
     async def _set_up(self, claim: str | None, create_tables: bool) -> None:
@@ -284,6 +289,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
     def _compare(self, history: str | None) -> None:
         """A server that lost the last commits gives out positions a second time: whoever goes on where he was passes
         messages by, and settles others than those he delivered."""
+        if not self._is_for_a_relay:
+            return
         if history == "" and self._history:
             raise StoreUnavailable(f"{self._shown_url}: a replica answers, which takes no writes")
         if history and self._history and history != self._history:
@@ -303,6 +310,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         try:
             with suppress(driver.PostgresError):  # not every server tells
                 history = await connection.fetchval(HISTORY)
+                await connection.execute(NOTICE_OUR_END)
             self._compare(history)
         except BaseException:
             connection.terminate()
@@ -313,8 +321,9 @@ class PostgresqlStore(ServerStore[Snapshot]):
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         if self._driver == "asyncpg":
-            return await driver.connect(**arguments, **TIMEOUTS["asyncpg"], **options)
-        return await driver.AsyncConnection.connect(**arguments, **TIMEOUTS["psycopg"], **options, autocommit=True)
+            return await driver.connect(**{**arguments, **TIMEOUTS["asyncpg"], **options})
+        arguments = {**arguments, **TIMEOUTS["psycopg"], **options, "autocommit": True}
+        return await driver.AsyncConnection.connect(**arguments)
 
     async def _is_behind_a_pooler(self) -> bool:
         """A pooler makes up the process id that a connection is told at its start."""
