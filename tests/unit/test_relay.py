@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from postroom import (
     ConfigurationError,
@@ -679,6 +680,21 @@ def test_a_relay_that_cannot_start_in_its_thread_says_why(tmp_path: Path) -> Non
     relay = Relay(f"sqlite:///{tmp_path}/app.db", "memory:", create_tables=False)
     with pytest.raises(Exception, match="postroom init"):
         relay.start()
+
+
+def test_a_relay_that_could_not_start_in_its_thread_can_be_started_again(tmp_path: Path) -> None:
+    started = threading.Event()
+    engine = create_engine(f"sqlite:///{tmp_path}/app.db")
+    relay = Relay(str(engine.url), lambda message: started.set(), create_tables=False)
+    with pytest.raises(Exception, match="postroom init"):
+        relay.start()
+    Outbox().create_tables(engine)
+    relay.start()
+    with engine.begin() as connection:
+        Outbox().add(connection, "orders", {})
+    assert started.wait(30)
+    relay.stop()
+    engine.dispose()
 
 
 async def test_two_relays_share_the_slots_and_a_leader_has_them_all(shop: Shop) -> None:

@@ -133,7 +133,7 @@ class Relay:
         """Run in the background of the current event loop."""
         if self._task is not None:
             raise RelayError("this relay is running already")
-        self._started = Future()
+        self._started, self._stop_asked = Future(), False
         self._task = asyncio.create_task(self.run())
         try:
             await asyncio.wrap_future(self._started)
@@ -156,7 +156,7 @@ class Relay:
         """Run in a thread of its own, for applications without an event loop. Returns once it is connected."""
         if self._thread is not None:
             raise RelayError("this relay is running already")
-        self._started = Future()
+        self._started, self._stop_asked = Future(), False
         self._thread = threading.Thread(target=self._run_in_thread, name=f"postroom-{self.outbox.name}", daemon=True)
         self._thread.start()
         try:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from ..clock import Clock
-from ..errors import StoreUnavailable
+from ..errors import StoreReplaced, StoreUnavailable
 from ..ports import Store, Wakeup
 from ..settings import Settings
 from .logs import log
@@ -98,6 +98,8 @@ class Watch:
         last, and trying takes time."""
         try:
             await soon(telling, self._settings.patience)
+        except StoreReplaced:
+            raise
         except StoreUnavailable as error:
             log.debug("writers could not be told whether to ring, so they are not waited for: %s", error)
             self._news_at = self._clock.monotonic()
