@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from postroom import (
     Outbox,
     Relay,
     RelayError,
+    SchemaMismatch,
     StoreUnavailable,
     events,
 )
@@ -789,6 +791,25 @@ async def test_a_database_that_goes_away_is_waited_for(shop: Shop) -> None:
         await eventually(lambda: len(shop.arrived) == 1)
         await eventually(lambda: bool(shop.diary.of(events.StoreUp)))
     assert len(shop.diary.of(events.StoreDown)) <= 2
+
+
+async def test_each_kind_of_trouble_with_the_database_is_told_once(shop: Shop) -> None:
+    """The first may only be a symptom."""
+
+    errors = deque([StoreUnavailable("slow"), SchemaMismatch("too new"), StoreUnavailable("slow")])
+
+    class Failing(MemoryStore):
+        async def fetch(self, ranges: Any, limit: int | None = None) -> Any:
+            if errors:
+                raise errors.popleft()
+            return await super().fetch(ranges, limit)
+
+    shop.store = Failing()
+    async with shop.relay(idle_interval="10ms", workers=1):
+        shop.add(key="k")
+        await eventually(lambda: len(shop.arrived) == 1)
+    told = [event.error for event in shop.diary.of(events.StoreDown)]
+    assert told == ["StoreUnavailable: slow", "SchemaMismatch: too new"]
 
 
 async def test_a_drain_waits_for_a_database_that_is_busy_and_sends_nothing_twice(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ class Session:
         self._thread = 0
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._is_down = False
+        self._troubles: set[type[BaseException]] = set()
+        """What is wrong with the database, and was told: each kind once, as the first need not say what it is about."""
         self._are_tables_missing = False
         self.is_replaced = False
         """The database is not the one that this session began with, and all that it knows may be wrong."""
@@ -429,15 +430,15 @@ class Session:
         if isinstance(error, TablesMissing) and self._keeper is not None:
             self._are_tables_missing = True
             self._keeper.lose_all()
-        if not self._is_down:
-            self._is_down = True
+        if type(error) not in self._troubles:
+            self._troubles.add(type(error))
             if not isinstance(error, PostroomError):
                 log.error("unexpected error", exc_info=error)
             self.notice(events.StoreDown(outbox=self._name, error=describe(error)))
 
     def _up(self) -> None:
-        if self._is_down:
-            self._is_down = False
+        if self._troubles:
+            self._troubles.clear()
             self.notice(events.StoreUp(outbox=self._name))
 
     async def _sleep(self, pause: float) -> None:
