@@ -27,6 +27,11 @@ class ReplacedStore(MemoryStore):
     """How often it cannot be opened thereafter."""
     opened = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed = threading.Event()
+        """It could not be opened."""
+
     async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
         if self.times > 0:
             self.times -= 1
@@ -37,6 +42,7 @@ class ReplacedStore(MemoryStore):
         self.opened += 1
         if self.opened > 1 and self.missing > 0:
             self.missing -= 1
+            self.failed.set()
             raise TablesMissing("not restored yet")
         await super().open(claim=claim, create_tables=create_tables)
 
@@ -95,12 +101,11 @@ async def test_a_relay_that_is_stopped_while_it_begins_anew_stops(store: Replace
 
 def test_a_relay_in_a_thread_that_is_stopped_while_it_cannot_begin_anew_stops(store: ReplacedStore) -> None:
     store.missing = 1_000_000
-    diary = Diary()
-    relay = relay_on(store, MemoryPublisher(), diary)
+    relay = relay_on(store, MemoryPublisher())
     relay.start()
-    assert diary.stopped.wait(SOON)
+    assert store.failed.wait(SOON)
     relay.stop(timeout=SOON)
-    assert not any(thread.name.startswith("postroom") for thread in threading.enumerate())
+    assert relay._thread is None, "it has ended"
 
 
 async def test_a_signal_stops_a_relay_that_begins_anew(store: ReplacedStore) -> None:
