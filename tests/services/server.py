@@ -95,7 +95,8 @@ class Server(ABC):
         port = free_port(folder / "port")
         self.prepare(folder, port)
         launch(self.command(folder, port), folder, **self.account.rights)
-        if not wait_until(lambda: self._answers(port) or not running(folder), seconds=30) or not running(folder):
+        wait_until(lambda: self._answers(port) or has_ended(folder), seconds=30)
+        if not self._answers(port):
             end(folder, self.farewell)
             raise ServerUnavailable(f"{self.name} did not start: {tail((folder / 'log').read_text())}")
         return folder
@@ -115,6 +116,11 @@ class Server(ABC):
             self.ask_version(self.address(port))
             return True
         return False
+
+
+def has_ended(folder: Path) -> bool:
+    """A process that has just begun may not be seen for a moment."""
+    return not wait_until(lambda: running(folder) is not None, seconds=0.5)
 
 
 def free_port(note: Path) -> int:
