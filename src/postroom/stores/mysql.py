@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Column, ColumnElement, Insert, Table, and_, column, func, select, table
+from sqlalchemy import Column, ColumnElement, Insert, Table, and_, column, event, func, select, table
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -158,7 +160,7 @@ class MysqlStore(ServerStore[Collection[int]]):
         self._read_before = 0
 
     def _create_engine(self) -> AsyncEngine:
-        return create_async_engine(
+        engine = create_async_engine(
             self._driver_url,
             isolation_level="READ COMMITTED",
             pool_size=self.workers + 2,
@@ -167,14 +169,21 @@ class MysqlStore(ServerStore[Collection[int]]):
             pool_recycle=3600,
             connect_args={**ALWAYS, "init_command": END_IDLE},
         )
+        if self._driver == "aiomysql":
+            event.listen(engine.sync_engine, "do_connect", lambda *given: give_context(given[-1]))
+        return engine
 
     async def _connect_driver(self) -> Any:
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         arguments.pop("client_flag", None)
+        if self._driver == "aiomysql":
+            give_context(arguments)
         return await driver.connect(**{**arguments, **ALWAYS}, autocommit=True, init_command=READ_COMMITTED)
 
     def _end_driver(self, connection: Any) -> None:
+        if transport := _transport_of(connection):
+            transport.abort()  # over TLS, close() alone waits for the server's goodbye
         connection.close()
 
     def _is_closed(self, connection: Any) -> bool:
@@ -264,3 +273,26 @@ def read_positions(transaction: Transaction, regions: Sequence[Region], known: S
     ]
     within += [hot.c.position.in_(known)] if known else []
     return {row[0] for each in within for row in transaction.rows(select(hot.c.position).where(each))}
+
+
+def give_context(arguments: MutableMapping[str, Any]) -> None:
+    """aiomysql does not take the words of a URL for how to encrypt, which asyncmy and the synchronous drivers do."""
+    words = cast("dict[str, Any] | ssl.SSLContext | None", arguments.get("ssl"))
+    if not isinstance(words, dict):
+        return
+    authority, authorities = words.get("ca"), words.get("capath")
+    context = ssl.create_default_context(cafile=authority, capath=authorities)
+    is_verified = bool(authority or authorities)
+    context.check_hostname = is_verified and words.get("check_hostname", True)
+    context.verify_mode = ssl.CERT_REQUIRED if is_verified else ssl.CERT_NONE
+    if "cert" in words:
+        context.load_cert_chain(words["cert"], words.get("key"))
+    if "cipher" in words:
+        context.set_ciphers(words["cipher"])
+    arguments["ssl"] = context
+
+
+def _transport_of(connection: Any) -> asyncio.Transport | None:
+    """With aiomysql, and with asyncmy."""
+    writer = getattr(connection, "_writer", None)
+    return writer.transport if writer else getattr(connection, "_transport", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from datetime import datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from socket import SHUT_RDWR, socket
 from typing import Any
 from urllib.parse import urlencode
 
@@ -339,7 +341,12 @@ class PostgresqlStore(ServerStore[Snapshot]):
             return connection.info.backend_pid != pid
 
     def _end_driver(self, connection: Any) -> None:
-        connection.terminate()
+        if self._driver == "asyncpg":
+            connection.terminate()
+            return
+        # Its own close() pulls the socket from under whoever waits for it.
+        with suppress(OSError, import_module(self._driver).Error), socket(fileno=os.dup(connection.fileno())) as end:
+            end.shutdown(SHUT_RDWR)
 
     def _is_closed(self, connection: Any) -> bool:
         return connection.is_closed()

@@ -179,11 +179,12 @@ class SqlStore(Store):
     def _translate(self, error: BaseException) -> StoreError:
         if isinstance(error, TimeoutError) and not str(error):
             error = TimeoutError("no answer in time")
+        told = f"{self._shown_url}: {_in_full(error)}"
         if self.dialect.is_unavailable(error):
-            return StoreUnavailable(f"{self._shown_url}: {error}")
+            return StoreUnavailable(told)
         if self.dialect.is_table_missing(error):
-            return TablesMissing(f"{self._shown_url}: {error}; run 'postroom init'")
-        return StoreError(f"{self._shown_url}: {error}")
+            return TablesMissing(f"{told}; run 'postroom init'")
+        return StoreError(told)
 
     # --- waking up
 
@@ -330,6 +331,12 @@ class SqlStore(Store):
 
     async def diagnose(self) -> list[Finding]:
         return await self._read(sql_doctor.examine, self.name)
+
+
+def _in_full(error: BaseException) -> str:
+    """Some drivers say that there is no connection, and leave it to the error behind to say why."""
+    said, reason = str(error), str(error.__cause__ or "")
+    return said if reason in said else f"{said}: {reason}"
 
 
 class Polling:

@@ -21,6 +21,7 @@ from ..message import Message
 from ..ports import Due, Fetched, Hold, Range, Settled, Settlement
 from ..redact import redact
 from .drivers import Drivers
+from .limits import limited
 from .schema import db_now
 from .sql import Rows, uninterrupted
 from .sql_claiming import ClaimingStore
@@ -127,8 +128,17 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         await super()._disconnect()
 
     async def _try(self, write: bool, work: Callable[[Transaction], T]) -> T:
-        async with asyncio.timeout(STATEMENT_TIMEOUT):
-            return await super()._try(write, work)
+        sessions: list[Any] = []
+
+        def note_session(transaction: Transaction) -> T:
+            sessions.append(transaction.connection.connection.driver_connection)
+            return work(transaction)
+
+        def hang_up() -> None:
+            for session in sessions:
+                self._end_driver(session)
+
+        return await limited(super()._try(write, note_session), STATEMENT_TIMEOUT, hang_up)
 
     @asynccontextmanager
     async def _begin(self, write: bool) -> AsyncGenerator[AsyncConnection]:

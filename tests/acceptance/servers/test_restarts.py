@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from postroom import Message, Outbox
+from postroom.errors import StoreError
 from postroom.ports import Batch
 from postroom.publishers.memory import MemoryPublisher
 from postroom.relay.wiring import store_for
-from postroom.stores import postgresql, sql_server
+from postroom.stores import limits, postgresql, sql_server
 from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.postgresql_bell import BELL_LOCK
+from postroom.stores.sql_transaction import Transaction
 from tests.acceptance.servers.crowd import in_thread
 from tests.acceptance.servers.database import TABLES, TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, duplicates, first_versions, ids, relay_running
@@ -293,6 +296,55 @@ def test_a_relay_gives_up_connections_that_have_stalled(database: Database, monk
         proxy.heal()
     assert complaints.errors
     assert duplicates(ids(publisher)) <= IN_FLIGHT
+
+
+@pytest.mark.parametrize("ending", [b"COMMIT", b"ROLLBACK"])
+def test_a_settlement_that_does_not_hear_of_its_end_is_soon_given_up(
+    database: Database, monkeypatch: pytest.MonkeyPatch, ending: bytes
+) -> None:
+    if database.is_postgresql:
+        return  # a single statement
+    monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 1.0)
+    publisher = MemoryPublisher()
+    settings = SETTINGS | {"workers": 1, "retention": "1h"}
+    with Proxy(database.url) as proxy, relay_running(database, publisher, url=proxy.url, **settings):
+        for number in range(3):
+            add_one(database)
+            eventually(lambda number=number: len(publisher.messages) > number, within=SOON)
+            eventually(lambda: database.count("outbox") == 0, within=SOON)
+            if number == 0:
+                proxy.swallow_answer(lambda said, data: data.endswith(ending) and b"archive" in said)
+    assert proxy.swallowed.is_set()
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("driver", ["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "mysql+aiomysql"])
+async def test_transactions_that_do_not_hear_of_their_end_give_their_connections_back(
+    database_of_this_worker: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, driver: str, ending: str
+) -> None:
+    """One after the other, more than there are connections."""
+
+    def work(transaction: Transaction) -> None:
+        transaction.connection.exec_driver_sql("SELECT 4711")
+        if ending == "ROLLBACK":
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 0.2)
+    monkeypatch.setattr(limits, "GRACE", 0.1)
+    url = make_url(database_of_this_worker("postgresql-15" if "postgresql" in driver else "mariadb"))
+    with Proxy(url.render_as_string(hide_password=False)) as proxy:
+        store: Any = store_for(proxy.url.replace(url.drivername, driver, 1), Outbox())
+        await store.open()
+        proxy.swallow_answers(lambda said, data: b"4711" in said and ending.encode() in data)
+        for _ in range(2 * store._opened().pool.size()):
+            async with asyncio.timeout(10):
+                with suppress(StoreError, ZeroDivisionError):
+                    await store._write(work)
+        assert proxy.swallowed.is_set()
+        assert store._opened().pool.checkedout() == 0
+        proxy.heal()
+        await store.left()
+        await store.close()
 
 
 def test_a_renewal_without_an_answer_is_sent_again_while_the_lease_lasts(database: Database) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from postroom import ConfigurationError, Outbox, Relay
+from postroom.errors import StoreUnavailable
 from postroom.publishers.memory import MemoryPublisher
+from postroom.relay.wiring import store_for
+from postroom.stores import limits, sql_server
 from tests.acceptance.servers.conftest import Named, emptied
 from tests.acceptance.servers.database import TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, relay_running
@@ -35,7 +38,7 @@ class TlsProxy(Proxy):
         await writer.start_tls(context)
 
 
-@pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"])
+@pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "mysql+aiomysql"])
 def scheme(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -64,6 +67,7 @@ def test_a_relay_talks_to_a_server_whose_certificate_it_can_verify(database: Dat
             Outbox().add(connection, TOPIC, {"version": 1})
             connection.commit()
         eventually(lambda: publisher.messages)
+    gc.collect()  # which warns of what was left open
 
 
 async def test_a_relay_does_not_talk_to_a_server_whose_certificate_it_cannot_verify(url: str) -> None:
@@ -73,10 +77,26 @@ async def test_a_relay_does_not_talk_to_a_server_whose_certificate_it_cannot_ver
     await asyncio.to_thread(eventually, lambda: complaints.errors)
     relay.stop()
     await running
-    with warnings.catch_warnings():  # asyncpg may leave a connection that came to nothing to the collector
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
     assert "certificate verify failed" in complaints.errors[0].lower()
+
+
+@pytest.mark.parametrize("scheme", ["mysql+asyncmy", "mysql+aiomysql"], indirect=True)
+async def test_a_server_that_falls_silent_is_not_waited_for_to_say_goodbye(
+    database: Database, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 0.2)
+    monkeypatch.setattr(limits, "GRACE", 0.1)
+    with Proxy(database.url) as proxy:
+        url = f"{proxy.url.replace('mysql', scheme, 1)}?ssl_ca={CERTIFICATES / 'ca.pem'}"
+        store: Any = store_for(url, Outbox())
+        await store.open()
+        proxy.stall()
+        async with asyncio.timeout(5):
+            with pytest.raises(StoreUnavailable):
+                await store.left()
+        assert store._opened().pool.checkedout() == 0
+        proxy.heal()
+        await store.close()
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
