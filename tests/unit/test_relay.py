@@ -560,6 +560,15 @@ async def test_waiting_for_a_delivery_works_after_the_fact_and_times_out(shop: S
         await relay.delivered(message.id)
 
 
+async def test_who_waits_for_a_delivery_is_told_when_the_relay_stops(shop: Shop) -> None:
+    async with shop.relay() as relay:
+        relay.pause("*")
+        waiting = asyncio.create_task(relay.delivered(shop.add(key="k").id))
+        await asyncio.sleep(0)
+    with pytest.raises(RelayError, match="has stopped"):
+        await waiting
+
+
 async def test_paused_topics_wait_and_others_go_on(shop: Shop) -> None:
     async with shop.relay() as relay:
         relay.pause("orders.*")

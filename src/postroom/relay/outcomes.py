@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 
 from .. import events
+from ..errors import RelayError
 from ..ports import Store
 
 REMEMBERED = 20_000
@@ -48,7 +49,8 @@ class Outcomes:
     def close(self) -> None:
         """Nobody will hear any more."""
         for future in [future for futures in self._waiting.values() for future in futures]:
-            future.cancel()
+            if not future.done():
+                future.set_exception(RelayError("the relay has stopped, or begun anew: wait for the message again"))
 
     async def _wait_a_while(self, id: str) -> bool | None:
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

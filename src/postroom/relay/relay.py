@@ -263,7 +263,8 @@ class Relay:
 
     async def delivered(self, id: str, *, timeout: Duration | None = None) -> None:
         """Wait until the message with that id is delivered, by this relay or another. Raises `MessageDead` if it gives
-        up, `TimeoutError` when the time is over. The message must be committed, or soon be."""
+        up, `TimeoutError` when the time is over, `RelayError` if the relay stops before. The message must be committed,
+        or soon be."""
         session = self._session
         if session is None:
             raise RelayError("this relay is not running: start it before waiting for a delivery")
