@@ -123,7 +123,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if servers := config.stash[SERVERS_USED]:
         used = [servers[name] for name in services.NAMES if name in servers]
         terminalreporter.section(f"servers: {', '.join(used)}")
+    tell_faults(terminalreporter)
     summarise_skipped(terminalreporter, skipped_tests(config))
+
+
+def tell_faults(terminalreporter: pytest.TerminalReporter) -> None:
+    """What came of the faults, test by test."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    told = [(report.nodeid, value) for report in reports for name, value in report.user_properties if name == "faults"]
+    if told:
+        terminalreporter.section("faults")
+    for nodeid, value in sorted(told):
+        terminalreporter.line(f"{value} ({nodeid.rpartition('::test_')[2]})")
 
 
 def summarise_skipped(terminalreporter: pytest.TerminalReporter, skipped: list[pytest.TestReport]) -> None:

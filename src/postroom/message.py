@@ -18,6 +18,8 @@ LONGEST_NAME = 255
 
 ID_HEADER = "postroom-id"
 TYPE_HEADER = "postroom-type"
+KEY_HEADER = "postroom-key"
+CREATED_HEADER = "postroom-created"
 SEQUENCE_HEADER = "postroom-sequence"
 GENERATION_HEADER = "postroom-generation"
 EPOCH_HEADER = "postroom-epoch"
@@ -86,8 +88,12 @@ class Message:
     def wire_headers(self) -> dict[str, str]:
         """The application's headers and Postroom's own, as a publisher sends them."""
         headers = {**self.headers, ID_HEADER: self.id, EPOCH_HEADER: str(self.epoch)}
+        if self.key is not None:
+            headers[KEY_HEADER] = self.key
         if self.type is not None:
             headers[TYPE_HEADER] = self.type
+        if self.created_at is not None:
+            headers[CREATED_HEADER] = self.created_at.isoformat()
         if self.sequence is not None:
             headers[SEQUENCE_HEADER] = str(self.sequence)
             headers[GENERATION_HEADER] = str(self.generation)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from .events import Event
 from .message import Message
@@ -91,6 +91,16 @@ class Publisher(Protocol):
 
     async def close(self) -> None:
         """Let go of connections. Called once, after the last `publish` has ended."""
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A publisher that can tell beforehand whether it will work."""
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        """Whether the destination can be reached, lets us in, and has a place for these topics. Nothing is sent, and
+        nothing is raised: what is wrong is a finding, with a remedy."""
         ...
 
 

@@ -11,6 +11,19 @@ from .errors import ConfigurationError, MissingExtra
 STORES = "postroom.stores"
 PUBLISHERS = "postroom.publishers"
 
+EXTRAS = {
+    "amqp": "rabbitmq",
+    "amqps": "rabbitmq",
+    "https": "http",
+    "mqtts": "mqtt",
+    "rediss": "redis",
+    "sns": "aws",
+    "sqs": "aws",
+    "valkey": "redis",
+    "valkeys": "redis",
+}
+"""Where the name of the extra is not that of the scheme."""
+
 
 def names(group: str) -> list[str]:
     return sorted({entry.name for entry in entry_points(group=group)})
@@ -23,7 +36,8 @@ def load(group: str, name: str) -> Any:
             return entry.load()
         except ModuleNotFoundError as error:
             raise MissingExtra(
-                f"{name!r} needs the library {error.name!r}, which is not installed: pip install 'postroom[{name}]'"
+                f"{name!r} needs the library {error.name!r}, which is not installed: "
+                f"pip install 'postroom[{EXTRAS.get(name, name)}]'"
             ) from error
     kind = "publisher" if group == PUBLISHERS else "store"
     known = names(group)

@@ -10,7 +10,7 @@ from tests.services import packages, places
 from tests.services.databases import MySQLDatabases
 from tests.services.places import Account
 from tests.services.processes import Command
-from tests.services.server import Server
+from tests.services.server import DatabaseServer
 
 CERTIFICATE = "server.pem"
 SETTINGS = [
@@ -23,7 +23,7 @@ SETTINGS = [
 ]
 
 
-class MariaDB(Server):
+class MariaDB(DatabaseServer):
     name = "mariadb"
     account = Account(("mysql", "nobody"))
     farewell = signal.SIGKILL  # its data is thrown away

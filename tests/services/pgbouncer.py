@@ -11,7 +11,7 @@ from tests.services import packages
 from tests.services.databases import PostgreSQLDatabases, at_database
 from tests.services.places import Account
 from tests.services.processes import Command
-from tests.services.server import Server
+from tests.services.server import DatabaseServer
 
 # What is not set is at its default, so that tests meet what users meet.
 SETTINGS = """\
@@ -30,13 +30,13 @@ ignore_startup_parameters = extra_float_digits
 """
 
 
-class PgBouncer(Server):
+class PgBouncer(DatabaseServer):
     name = "pgbouncer"
     account = Account(("postgres", "nobody"))
     farewell = signal.SIGTERM
     databases = PostgreSQLDatabases()
 
-    def __init__(self, upstream: Server, *, variable: str) -> None:
+    def __init__(self, upstream: DatabaseServer, *, variable: str) -> None:
         self.variable = variable
         self._upstream = upstream
 

@@ -59,6 +59,10 @@ class Account:
         raise ServerUnavailable(f"it refuses root, and none of these accounts is here: {', '.join(self.names)}")
 
 
+OUR_OWN = Account(("root",))
+"""For servers that do not refuse root, and may lie where only we can read."""
+
+
 def settle(name: str, account: Account) -> Path:
     """A server's folder, its account's own: a link to a temporary one if the account cannot reach the project's."""
     folder = ROOT / name

@@ -10,7 +10,7 @@ from tests.services import packages
 from tests.services.databases import PostgreSQLDatabases
 from tests.services.places import Account
 from tests.services.processes import Command, ServerUnavailable
-from tests.services.server import Server
+from tests.services.server import DatabaseServer
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -27,7 +27,7 @@ COUNTER = "pg_stat_statements"
 """With it, benchmarks count the statements of an idle relay."""
 
 
-class PostgreSQL(Server):
+class PostgreSQL(DatabaseServer):
     account = Account(("postgres", "nobody"))
     farewell = signal.SIGQUIT  # shut down at once: its data is thrown away
     databases = PostgreSQLDatabases()

@@ -7,18 +7,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.services.databases import at_database
+from tests.services.kafka import Kafka
 from tests.services.mariadb import MariaDB
+from tests.services.mosquitto import Mosquitto
+from tests.services.moto import Moto
+from tests.services.nats import Nats
 from tests.services.pgbouncer import PgBouncer
 from tests.services.postgresql import PostgreSQL
 from tests.services.processes import ServerUnavailable
-from tests.services.server import Server
+from tests.services.rabbitmq import RabbitMQ
+from tests.services.redis import Redis, Valkey
+from tests.services.server import DatabaseServer, Server
 
 OLDEST = PostgreSQL(15, variable="POSTROOM_TEST_POSTGRESQL_URL", package="postgresql-15")
 NEWEST = PostgreSQL(18, variable="POSTROOM_TEST_POSTGRESQL_NEWEST_URL")
 MARIADB = MariaDB(variable="POSTROOM_TEST_MYSQL_URL")
 PGBOUNCER = PgBouncer(OLDEST, variable="POSTROOM_TEST_PGBOUNCER_URL")
 
-SERVERS: dict[str, Server] = {server.name: server for server in (OLDEST, NEWEST, MARIADB, PGBOUNCER)}
+DATABASES: dict[str, DatabaseServer] = {server.name: server for server in (OLDEST, NEWEST, MARIADB, PGBOUNCER)}
+BROKERS: dict[str, Server] = {
+    server.name: server
+    for server in (
+        Kafka(variable="POSTROOM_TEST_KAFKA_URL"),
+        RabbitMQ(variable="POSTROOM_TEST_AMQP_URL"),
+        Redis(variable="POSTROOM_TEST_REDIS_URL"),
+        Valkey(variable="POSTROOM_TEST_VALKEY_URL"),
+        Nats(variable="POSTROOM_TEST_NATS_URL"),
+        Mosquitto(variable="POSTROOM_TEST_MQTT_URL"),
+        Moto(variable="POSTROOM_TEST_AWS_URL"),
+    )
+}
+SERVERS: dict[str, Server] = {**DATABASES, **BROKERS}
 NAMES = tuple(SERVERS)
 
 _versions: dict[str, str] = {}
@@ -59,7 +78,7 @@ def used() -> dict[str, str]:
 def fresh_database(name: str) -> Iterator[str]:
     """The URL of a new database on this server, dropped afterwards, whoever is still connected to it."""
     administrator = url(name)
-    databases = SERVERS[name].databases
+    databases = DATABASES[name].databases
     database = f"postroom_test_{secrets.token_hex(6)}"
     databases.create(administrator, database)
     try:
@@ -73,4 +92,4 @@ def empty(name: str, database_url: str) -> None:
 
     Milliseconds, where a new database of PostgreSQL takes up to a tenth of a second and a checkpoint.
     """
-    SERVERS[name].databases.empty(database_url)
+    DATABASES[name].databases.empty(database_url)

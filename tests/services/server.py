@@ -32,7 +32,6 @@ class Server(ABC):
     variable: str
     account: Account
     farewell: signal.Signals
-    databases: Databases
 
     @abstractmethod
     def install(self) -> None:
@@ -50,9 +49,9 @@ class Server(ABC):
     def address(self, port: int) -> str:
         """The URL of an administrator, without a driver."""
 
+    @abstractmethod
     def ask_version(self, url: str) -> str:
         """Product and version as the server tells them; an error of any kind means that it does not answer."""
-        return self.databases.version(url)
 
     def url(self) -> str:
         """Its URL. Start it unless it runs already; many processes may ask at once."""
@@ -116,6 +115,13 @@ class Server(ABC):
             self.ask_version(self.address(port))
             return True
         return False
+
+
+class DatabaseServer(Server):
+    databases: Databases
+
+    def ask_version(self, url: str) -> str:
+        return self.databases.version(url)
 
 
 def has_ended(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, NullPool, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from tests import services
-from tests.conftest import Database
+from tests.conftest import Database, server_url
 from tests.services import lifetime, places, postgresql, registry
 from tests.services.databases import at_database
 from tests.services.processes import running, wait_until
@@ -29,7 +29,7 @@ places.ROOT = Path(sys.argv[1])
 print(registry.url("postgresql-15"))
 """
 
-each_server = pytest.mark.parametrize("name", services.NAMES)
+each_database = pytest.mark.parametrize("name", registry.DATABASES)
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +88,14 @@ def is_running(place: Path) -> bool:
     return running((place / OLDEST.name).resolve()) is not None
 
 
-@each_server
-def test_a_server_answers_and_says_its_version(name: str, empty_database: Database) -> None:
-    empty_database(name)
-    product, number = services.version(name).split()
-    assert product in ("PostgreSQL", "MariaDB", "MySQL", "PgBouncer")
+@pytest.mark.parametrize("name", services.NAMES)
+def test_a_server_answers_and_says_its_version(name: str) -> None:
+    server_url(name)
+    _, number = services.version(name).split()
     assert number[0].isdigit()
 
 
-@each_server
+@each_database
 def test_a_fresh_database_is_empty_and_dropped_whoever_is_connected(name: str, empty_database: Database) -> None:
     empty_database(name)
     with services.fresh_database(name) as url, services.fresh_database(name) as other:
@@ -110,7 +109,7 @@ def test_a_fresh_database_is_empty_and_dropped_whoever_is_connected(name: str, e
     assert databases(name).isdisjoint({url, other})
 
 
-@each_server
+@each_database
 def test_an_emptied_database_has_neither_tables_nor_sessions_of_before(name: str, empty_database: Database) -> None:
     url = empty_database(name)
     create_table(url)

@@ -9,7 +9,7 @@ from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
 from ..message import Message
 from ..ports import Batch, Features
 from ..redact import redact
-from . import split
+from ..wire.options import split
 
 
 class MemoryPublisher:

@@ -12,7 +12,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EINVAL, ENOTSUP
 from threading import Event, Lock
@@ -23,7 +23,8 @@ from ..errors import ConfigurationError, DestinationUnavailable, NotAttempted
 from ..message import Message
 from ..ports import Batch, Features
 from ..redact import redact
-from . import split
+from ..wire.lanes import pieces
+from ..wire.options import split, take, truth
 
 try:
     import fcntl
@@ -38,7 +39,6 @@ _PIPE_CHUNK = 4096
 _NEWLINE = ord("\n")
 
 _JSON_TYPE = re.compile(r"\s*(?:[\w.-]+/json|[\w.-]+/[\w.-]+\+json)\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
-_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 # ------------------------------------------------------------------------------------------------------- a message
@@ -125,7 +125,7 @@ class _LinePublisher:
 
     async def publish(self, batch: Batch) -> None:
         failed = False
-        for piece in _pieces(batch.messages):
+        for piece in pieces(batch.messages, LARGEST_PIECE):
             if failed:
                 error = NotAttempted(f"what came before it could not be written to {self._name}")
             elif not batch.may_start():
@@ -172,17 +172,6 @@ class _LinePublisher:
     def _write(self, data: bytes, permit: _Permit) -> None:
         """Return when the operating system has all of it."""
         raise NotImplementedError
-
-
-def _pieces(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    first = size = 0
-    for index, message in enumerate(messages):
-        size += len(message.payload or b"")
-        if size >= LARGEST_PIECE:
-            yield messages[first : index + 1]
-            first, size = index + 1, 0
-    if first < len(messages):
-        yield messages[first:]
 
 
 def _answer(batch: Batch, messages: Sequence[Message], error: BaseException | None) -> None:
@@ -254,9 +243,9 @@ class FilePublisher(_LinePublisher):
     """
 
     def __init__(self, url: str) -> None:
-        place, options = split(url, ["fsync"])
-        self.path = _path(place, url)
-        self._fsync = _truth("fsync", options.get("fsync", "true"), url)
+        place, options = take(url, {"fsync": truth})
+        self.path = _path(place.partition(":")[2], url)
+        self._fsync: bool = options.get("fsync", True)
         super().__init__(self.path)
 
     def _write(self, data: bytes, permit: _Permit) -> None:
@@ -341,9 +330,3 @@ def _path(place: str, url: str) -> str:
         raise ConfigurationError(f"{redact(url)!r} names no file; write 'file:///path/out.jsonl' or 'file:out.jsonl'")
     # The place is settled now: a process may change its directory before the first message.
     return os.path.abspath(path)
-
-
-def _truth(name: str, value: str, url: str) -> bool:
-    if value.lower() not in _TRUTHS:
-        raise ConfigurationError(f"{redact(url)!r}: {name}={value!r} must be 'true' or 'false'")
-    return _TRUTHS[value.lower()]

@@ -18,7 +18,7 @@ from postroom.errors import StoreError
 from postroom.ports import Batch
 from postroom.publishers.memory import MemoryPublisher
 from postroom.relay.wiring import store_for
-from postroom.stores import limits, postgresql, sql_server
+from postroom.stores import postgresql, sql_server
 from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.postgresql_bell import BELL_LOCK
 from postroom.stores.sql_transaction import Transaction
@@ -26,10 +26,10 @@ from tests.acceptance.servers.crowd import in_thread
 from tests.acceptance.servers.database import TABLES, TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, duplicates, first_versions, ids, relay_running
 from tests.acceptance.servers.hands import ConnectionHand
-from tests.acceptance.servers.proxy import Condition, Proxy
 from tests.acceptance.servers.throwaway import Throwaway, throwaway
 from tests.acceptance.servers.waiting import eventually
 from tests.conftest import server_url
+from tests.proxy import Condition, Proxy
 
 KEYS = [f"order-{number}" for number in range(20)]
 SETTINGS: dict[str, Any] = {"lease_ttl": "2s", "publish_timeout": "500ms", "batch_size": 20}
@@ -322,24 +322,22 @@ def test_a_settlement_that_does_not_hear_of_its_end_is_soon_given_up(
 async def test_transactions_that_do_not_hear_of_their_end_give_their_connections_back(
     database_of_this_worker: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, driver: str, ending: str
 ) -> None:
-    """One after the other, more than there are connections."""
-
     def work(transaction: Transaction) -> None:
         transaction.connection.exec_driver_sql("SELECT 4711")
         if ending == "ROLLBACK":
             raise ZeroDivisionError
 
-    monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 0.2)
-    monkeypatch.setattr(limits, "GRACE", 0.1)
     url = make_url(database_of_this_worker("postgresql-15" if "postgresql" in driver else "mariadb"))
     with Proxy(url.render_as_string(hide_password=False)) as proxy:
         store: Any = store_for(proxy.url.replace(url.drivername, driver, 1), Outbox())
         await store.open()
         proxy.swallow_answers(lambda said, data: b"4711" in said and ending.encode() in data)
-        for _ in range(2 * store._opened().pool.size()):
-            async with asyncio.timeout(10):
-                with suppress(StoreError, ZeroDivisionError):
-                    await store._write(work)
+        with monkeypatch.context() as patched:
+            patched.setattr(sql_server, "STATEMENT_TIMEOUT", 1.0)
+            for _ in range(3):
+                async with asyncio.timeout(SOON):
+                    with suppress(StoreError, ZeroDivisionError):
+                        await store._write(work)
         assert proxy.swallowed.is_set()
         assert store._opened().pool.checkedout() == 0
         proxy.heal()

@@ -15,12 +15,12 @@ from postroom import ConfigurationError, Outbox, Relay
 from postroom.errors import StoreUnavailable
 from postroom.publishers.memory import MemoryPublisher
 from postroom.relay.wiring import store_for
-from postroom.stores import limits, sql_server
+from postroom.stores import sql_server
 from tests.acceptance.servers.conftest import Named, emptied
 from tests.acceptance.servers.database import TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, relay_running
-from tests.acceptance.servers.proxy import Proxy
 from tests.acceptance.servers.waiting import eventually
+from tests.proxy import Proxy
 from tests.services.places import CERTIFICATES
 
 SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
@@ -84,14 +84,13 @@ async def test_a_relay_does_not_talk_to_a_server_whose_certificate_it_cannot_ver
 async def test_a_server_that_falls_silent_is_not_waited_for_to_say_goodbye(
     database: Database, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 0.2)
-    monkeypatch.setattr(limits, "GRACE", 0.1)
     with Proxy(database.url) as proxy:
         url = f"{proxy.url.replace('mysql', scheme, 1)}?ssl_ca={CERTIFICATES / 'ca.pem'}"
         store: Any = store_for(url, Outbox())
         await store.open()
         proxy.stall()
-        async with asyncio.timeout(5):
+        monkeypatch.setattr(sql_server, "STATEMENT_TIMEOUT", 1.0)
+        async with asyncio.timeout(10):
             with pytest.raises(StoreUnavailable):
                 await store.left()
         assert store._opened().pool.checkedout() == 0

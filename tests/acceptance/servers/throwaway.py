@@ -18,7 +18,7 @@ from tests.services.places import locked
 from tests.services.postgresql import PostgreSQL
 from tests.services.processes import end, run, wait_until
 from tests.services.registry import MARIADB, OLDEST
-from tests.services.server import Server, is_free
+from tests.services.server import DatabaseServer, is_free
 
 NOT_GIVEN = "POSTROOM_TEST_NEVER_SET"
 """A user's own server is not restarted."""
@@ -26,7 +26,7 @@ NOT_GIVEN = "POSTROOM_TEST_NEVER_SET"
 
 class Throwaway:
     def __init__(self, server: str) -> None:
-        self._server: Server = (
+        self._server: DatabaseServer = (
             MariaDB(variable=NOT_GIVEN) if server == "mariadb" else PostgreSQL(15, variable=NOT_GIVEN)
         )
         self._server.name = f"throwaway-{server}-{os.environ.get('PYTEST_XDIST_WORKER', 'only')}"

@@ -1,4 +1,4 @@
-"""A network that fails: it stands between a relay and its database, and cuts, stalls, or swallows answers."""
+"""A network that fails: it stands between a relay and a server, and cuts, stalls, or swallows answers."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class Proxy:
         self._stopped = asyncio.Event()
         self._port = 0
         self._swallow: Condition | None = None
+        self._is_shut = False
+        self._is_frozen = False
         self.swallowed = threading.Event()
         """The answer to what was asked is lost."""
 
@@ -63,6 +65,16 @@ class Proxy:
         """Every connection there is stays open, and nothing moves through it any more; new ones are fine."""
         self._call(lambda: [link.moving.clear() for link in list(self._links)])
 
+    def shut(self) -> None:
+        """Every connection is cut, and no new one gets through."""
+        self._is_shut = True
+        self.cut()
+
+    def freeze(self) -> None:
+        """Nothing moves any more, through new connections neither."""
+        self._is_frozen = True
+        self.stall()
+
     def swallow_answers(self, when: Condition) -> None:
         """Of each connection, from the moment when the client has said something that fulfils the condition. What it
         says still reaches the server."""
@@ -74,7 +86,7 @@ class Proxy:
 
     def heal(self) -> None:
         """New connections are fine again; those that are broken are cut."""
-        self._swallow = None
+        self._swallow, self._is_shut, self._is_frozen = None, False, False
         self._call(lambda: [link.cut() for link in list(self._links) if link.is_deaf or not link.moving.is_set()])
 
     # --- forwarding
@@ -86,6 +98,9 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._is_shut:
+            writer.transport.abort()
+            return
         try:
             await self._welcome(reader, writer)
             answers, server = await asyncio.open_connection(self._target.host, self._target.port)
@@ -93,6 +108,8 @@ class Proxy:
             writer.transport.abort()
             return
         link = Link(writer, server)
+        if self._is_frozen:
+            link.moving.clear()
         self._links.add(link)
         try:
             await asyncio.gather(self._ask(reader, link), self._answer(answers, link))

@@ -1,0 +1,92 @@
+"""What travels with a payload: Postroom's own headers, or the attributes of a CloudEvent."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+from ..errors import ConfigurationError
+from ..message import Message
+
+Format = Literal["postroom", "cloudevents", "structured"]
+"""`postroom`: the payload as it is, and headers of ours. `cloudevents`: the payload as it is, and the attributes of a
+CloudEvent as headers (its binary mode). `structured`: both in one JSON document."""
+
+FORMATS: tuple[str, ...] = get_args(Format)
+DEFAULT_SOURCE = "/postroom"
+STRUCTURED = "application/cloudevents+json"
+CONTENT_TYPE = "content-type"
+"""The header, where a protocol has no other place for it."""
+TRACE = ("traceparent", "tracestate")
+
+
+class Wrapped(NamedTuple):
+    headers: dict[str, str]
+    payload: bytes | None
+    content_type: str | None
+
+
+class Envelope:
+    """Wraps messages. `prefix` is what a protocol's binding of CloudEvents puts before the names of attributes."""
+
+    def __init__(self, format: str = "postroom", source: str = DEFAULT_SOURCE, *, prefix: str = "ce-") -> None:
+        if format not in FORMATS:
+            raise ConfigurationError(f"format={format!r} must be one of {', '.join(FORMATS)}")
+        if not source:
+            raise ConfigurationError("the source of a CloudEvent must not be empty")
+        self._source = source
+        self._prefix = prefix
+        kinds = {"postroom": _as_it_is, "cloudevents": self._binary, "structured": self._structured}
+        self.wrap: Callable[[Message], Wrapped] = kinds[format]
+
+    def _binary(self, message: Message) -> Wrapped:
+        attributes = {f"{self._prefix}{name}": value for name, value in self._attributes(message).items()}
+        return Wrapped({**message.headers, **attributes}, message.payload, message.content_type)
+
+    def _structured(self, message: Message) -> Wrapped:
+        event: dict[str, object] = {**self._attributes(message)}
+        if message.content_type is not None:
+            event["datacontenttype"] = message.content_type
+        event |= _data(message)
+        return Wrapped(dict(message.headers), json.dumps(event, ensure_ascii=False).encode(), STRUCTURED)
+
+    def _attributes(self, message: Message) -> dict[str, str]:
+        attributes = {
+            "specversion": "1.0",
+            "id": message.id,
+            "source": self._source,
+            "type": message.type or message.topic,
+            "postroomepoch": str(message.epoch),
+        }
+        if message.created_at is not None:
+            attributes["time"] = message.created_at.isoformat()
+        if message.key is not None:
+            attributes["partitionkey"] = message.key
+        if message.sequence is not None:
+            attributes["sequence"] = str(message.sequence)
+            attributes["postroomgeneration"] = str(message.generation)
+        if message.replays:
+            attributes["postroomreplay"] = str(message.replays)
+        return attributes | {name: message.headers[name] for name in TRACE if name in message.headers}
+
+
+def _as_it_is(message: Message) -> Wrapped:
+    return Wrapped(message.wire_headers(), message.payload, message.content_type)
+
+
+def _data(message: Message) -> dict[str, object]:
+    if message.payload is None:
+        return {}
+    if is_json(message.content_type):
+        try:
+            return {"data": json.loads(message.payload)}
+        except ValueError:
+            pass  # whatever it says it is
+    return {"data_base64": base64.b64encode(message.payload).decode()}
+
+
+def is_json(content_type: str | None) -> bool:
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind.endswith(("/json", "+json"))

@@ -1,0 +1,202 @@
+"""What every broker must survive: from a real database through a relay to a broker that fails, read by another client.
+
+Afterwards nothing is lost, no key is out of order, nothing died of the outage, and what came twice is at most what was
+in flight. What was counted is shown at the end of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+
+from postroom import Message, Outbox
+from postroom.events import BreakerClosed, BreakerOpened, Event
+from tests.acceptance.servers.conftest import Named, emptied
+from tests.acceptance.servers.database import Database
+from tests.acceptance.servers.deliveries import in_order, relay_running
+from tests.acceptance.servers.waiting import eventually
+from tests.brokers.private import PrivateBroker
+from tests.conftest import server_url
+from tests.proxy import Proxy
+
+OUTAGE = float(os.environ.get("POSTROOM_OUTAGE", "3"))
+"""Seconds for which a broker is down."""
+KEYS = [f"order-{number}" for number in range(20)]
+SETTINGS: dict[str, Any] = {"lease_ttl": "4s", "publish_timeout": "1s", "batch_size": 50, "breaker_cap": "1s"}
+IN_FLIGHT = 4 * 2 * 50
+"""What a relay may have in memory: two batches for each of its workers."""
+PATIENCE = 60.0
+
+Arrived = tuple[str, int]
+"""The key of a message, and its number within the key."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    committed: int
+    arrived: int
+    lost: int
+    reordered: int
+    dead: int
+    duplicates: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in asdict(self).items())
+
+
+class Breakers:
+    """What a relay says about its destination."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = threading.Event(), threading.Event()
+
+    def notice(self, event: Event) -> None:
+        if isinstance(event, BreakerOpened):
+            self.opened.set()
+        elif isinstance(event, BreakerClosed):
+            self.closed.set()
+
+
+class Writer:
+    """Commits messages of every key in turn until it is told to stop."""
+
+    def __init__(self, database: Database, topic: str) -> None:
+        self._database, self._topic = database, topic
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self.rounds = 0
+
+    def _write(self) -> None:
+        outbox = Outbox()
+        with self._database.connection() as connection:
+            while not self._stopped.is_set():
+                number = self.rounds + 1
+                outbox.add_many(
+                    connection, [Message(topic=self._topic, key=key, payload={"number": number}) for key in KEYS]
+                )
+                connection.commit()
+                self.rounds = number
+                time.sleep(0.005)  # a load, not a flood
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+class FaultSuite:
+    broker: str
+    """Its name among the services."""
+
+    def to(self, address: str) -> str:
+        """The URL of the destination at this broker."""
+        return address
+
+    def prepare(self, address: str) -> str:
+        """Make a new place for messages to arrive at; the topic that leads there."""
+        raise NotImplementedError
+
+    def arrived(self, address: str, topic: str) -> Iterable[Arrived]:
+        """All there is so far, oldest first, read with another client than the publisher's."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def database(self, database_of_this_worker: Named) -> Iterator[Database]:
+        with closing(emptied("postgresql-15", database_of_this_worker)) as database:
+            yield database
+
+    @contextmanager
+    def load(
+        self, database: Database, address: str, direct: str, record: Callable[[str, object], None], faults: int
+    ) -> Iterator[tuple[Breakers, Callable[[], int]]]:
+        """Within, messages are written and delivered; afterwards everything is judged."""
+        topic, breakers = self.prepare(direct), Breakers()
+        with relay_running(database, self.to(address), breakers, **SETTINGS), Writer(database, topic) as writer:
+            yield breakers, lambda: len(list(self.arrived(direct, topic)))
+            writer.stop()
+            committed = writer.rounds * len(KEYS)
+            eventually(
+                lambda: database.count("outbox") == 0, within=PATIENCE, otherwise=lambda: database.count("outbox")
+            )
+            verdict = judge(list(self.arrived(direct, topic)), writer.rounds, database.count("dead"))
+        record("faults", f"{self.broker}: {verdict}")
+        assert committed > 0
+        assert (verdict.lost, verdict.reordered, verdict.dead) == (0, 0, 0)
+        assert verdict.duplicates <= faults * IN_FLIGHT
+
+    def test_a_broker_that_is_down_for_a_while_loses_and_reorders_nothing(
+        self, database: Database, record_property: Callable[[str, object], None]
+    ) -> None:
+        server_url(self.broker)  # skip if there is none
+        private = PrivateBroker(self.broker)
+        try:
+            address = private.start()
+            with self.load(database, address, address, record_property, faults=1) as (breakers, count):
+                eventually(count)
+                private.crash()
+                assert breakers.opened.wait(PATIENCE)
+                time.sleep(OUTAGE)
+                breakers.closed.clear()
+                private.start_again()
+                assert breakers.closed.wait(PATIENCE)
+        finally:
+            private.stop()
+
+    def test_connections_that_are_cut_again_and_again_lose_and_reorder_nothing(
+        self, database: Database, record_property: Callable[[str, object], None]
+    ) -> None:
+        direct, cuts = server_url(self.broker), 8
+        with (
+            Proxy(direct) as proxy,
+            self.load(database, proxy.url, direct, record_property, faults=cuts) as (_, count),
+        ):
+            for _ in range(cuts):
+                before = count()
+                eventually(lambda before=before: count() > before, within=PATIENCE)
+                proxy.cut()
+
+    def test_answers_that_are_swallowed_lose_and_reorder_nothing(
+        self, database: Database, record_property: Callable[[str, object], None]
+    ) -> None:
+        """The broker has the messages, and the relay does not know."""
+        direct, times = server_url(self.broker), 2
+        with (
+            Proxy(direct) as proxy,
+            self.load(database, proxy.url, direct, record_property, faults=4 * times) as (breakers, count),
+        ):
+            for _ in range(times):
+                before = count()
+                eventually(lambda before=before: count() > before, within=PATIENCE)
+                breakers.opened.clear()
+                proxy.swallow_answers(lambda said, _: len(said) > 10_000)
+                assert breakers.opened.wait(PATIENCE)
+                breakers.closed.clear()
+                proxy.heal()
+                assert breakers.closed.wait(PATIENCE)
+
+
+def judge(arrived: list[Arrived], rounds: int, dead: int) -> Verdict:
+    committed = {(key, number) for key in KEYS for number in range(1, rounds + 1)}
+    orders = in_order(arrived)
+    return Verdict(
+        committed=len(committed),
+        arrived=len(arrived),
+        lost=len(committed - set(arrived)),
+        reordered=sum(order != sorted(order) for order in orders.values()),
+        dead=dead,
+        duplicates=sum(count - 1 for count in Counter(arrived).values()),
+    )
