@@ -430,11 +430,14 @@ def test_statements_that_take_too_long_are_tried_again_until_they_do_not(databas
         add(database, 20)
         eventually(lambda: publisher.messages)
         with locker_of_table(database):
-            eventually(lambda: complaints.errors)
+            eventually(lambda: any(is_of_time(error) for error in complaints.errors))
         all_arrive(database, publisher, 20)
         eventually(lambda: complaints.recoveries)
-    assert "timeout" in complaints.errors[0] or "max_statement_time" in complaints.errors[0]
     assert duplicates(ids(publisher)) == 0
+
+
+def is_of_time(error: str) -> bool:
+    return "timeout" in error or "max_statement_time" in error
 
 
 # --- tables that vanish
