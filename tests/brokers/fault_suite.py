@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -98,9 +98,29 @@ class Writer:
         self._thread.join()
 
 
+class Private(Protocol):
+    """A broker of one test's own."""
+
+    def start(self) -> str: ...
+
+    def crash(self) -> None: ...
+
+    def start_again(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class FaultSuite:
     broker: str
     """Its name among the services."""
+
+    def shared(self) -> str:
+        """The address of a broker that is there for every test."""
+        return server_url(self.broker)
+
+    def private(self) -> Private:
+        server_url(self.broker)  # skip if there is none
+        return PrivateBroker(self.broker)
 
     def to(self, address: str) -> str:
         """The URL of the destination at this broker."""
@@ -114,6 +134,10 @@ class FaultSuite:
         """All there is so far, oldest first, read with another client than the publisher's."""
         raise NotImplementedError
 
+    def count(self, address: str, topic: str) -> int:
+        """How many there are so far."""
+        return len(list(self.arrived(address, topic)))
+
     @pytest.fixture
     def database(self, database_of_this_worker: Named) -> Iterator[Database]:
         with closing(emptied("postgresql-15", database_of_this_worker)) as database:
@@ -126,7 +150,7 @@ class FaultSuite:
         """Within, messages are written and delivered; afterwards everything is judged."""
         topic, breakers = self.prepare(direct), Breakers()
         with relay_running(database, self.to(address), breakers, **SETTINGS), Writer(database, topic) as writer:
-            yield breakers, lambda: len(list(self.arrived(direct, topic)))
+            yield breakers, lambda: self.count(direct, topic)
             writer.stop()
             committed = writer.rounds * len(KEYS)
             eventually(
@@ -141,8 +165,7 @@ class FaultSuite:
     def test_a_broker_that_is_down_for_a_while_loses_and_reorders_nothing(
         self, database: Database, record_property: Callable[[str, object], None]
     ) -> None:
-        server_url(self.broker)  # skip if there is none
-        private = PrivateBroker(self.broker)
+        private = self.private()
         try:
             address = private.start()
             with self.load(database, address, address, record_property, faults=1) as (breakers, count):
@@ -159,7 +182,7 @@ class FaultSuite:
     def test_connections_that_are_cut_again_and_again_lose_and_reorder_nothing(
         self, database: Database, record_property: Callable[[str, object], None]
     ) -> None:
-        direct, cuts = server_url(self.broker), 8
+        direct, cuts = self.shared(), 8
         with (
             Proxy(direct) as proxy,
             self.load(database, proxy.url, direct, record_property, faults=cuts) as (_, count),
@@ -173,7 +196,7 @@ class FaultSuite:
         self, database: Database, record_property: Callable[[str, object], None]
     ) -> None:
         """The broker has the messages, and the relay does not know."""
-        direct, times = server_url(self.broker), 2
+        direct, times = self.shared(), 2
         with (
             Proxy(direct) as proxy,
             self.load(database, proxy.url, direct, record_property, faults=4 * times) as (breakers, count),

@@ -1,0 +1,400 @@
+"""RabbitMQ, and whatever else speaks AMQP 0-9-1 with publisher confirms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from pika import BasicProperties, DeliveryMode, SSLOptions, URLParameters
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker
+from pika.spec import Basic
+
+from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
+from ..failures import describe
+from ..message import Message
+from ..ports import Batch, Features, Finding, Verdict
+from ..redact import redact
+from ..wire import tls
+from ..wire.calls import Call
+from ..wire.envelope import DEFAULT_SOURCE, Envelope
+from ..wire.lanes import Lanes, pieces
+from ..wire.options import duration, positive, take, truth, whole
+from ..wire.template import template
+
+OPTIONS = {
+    "exchange": str,
+    "routing_key": str,
+    "mandatory": truth,
+    "persistent": truth,
+    "pipelined": truth,
+    "declare": truth,
+    "priority": whole,
+    "ttl": duration,
+    "max_size": positive,
+    "format": str,
+    "source": str,
+    **tls.OPTIONS,
+}
+THEIRS = ("channel_max", "frame_max", "heartbeat", "locale")
+"""What the URL may say to the client."""
+
+MAX_SIZE = 128 * 1024 * 1024
+"""Bytes of payload that RabbitMQ takes by default, from 3.8 on. More, and it closes the channel under everybody."""
+CONNECT_TIMEOUT = 10.0
+LARGEST_PIECE = 1024 * 1024
+"""Bytes of payload that are handed to the client before others have their turn."""
+REMEDY = "check the address, the user, the password and the virtual host in the URL, and whether the broker runs"
+
+
+class AmqpPublisher:
+    """`amqp://user:password@host:5672/vhost`, or `amqps:` with TLS. A message is delivered when the broker confirms it.
+
+    `exchange` and `routing_key` are templates: unless given, a message goes through the default exchange to the queue
+    named like its topic. One that no queue takes is refused, unless `mandatory=false`.
+
+    One message of a key is unanswered at a time. `pipelined=true` sends them all at once: quicker with few keys, and
+    out of order if the broker refuses one in the middle.
+    """
+
+    def __init__(
+        self,
+        url: str = "amqp://guest:guest@localhost:5672/",
+        *,
+        exchange: str = "",
+        routing_key: str = "{topic}",
+        mandatory: bool = True,
+        persistent: bool = True,
+        pipelined: bool = False,
+        declare: bool = False,
+        priority: int | None = None,
+        ttl: float | None = None,
+        max_size: int = MAX_SIZE,
+        format: str = "postroom",
+        source: str = DEFAULT_SOURCE,
+    ) -> None:
+        place, given = take(url, OPTIONS, THEIRS)
+        self.name = redact(place)
+        self._parameters = _parameters(place, url, given)
+        exchange = given.get("exchange", exchange)
+        self._exchange: Callable[[Message], str] = template("exchange", exchange) if exchange else _default_exchange
+        self._routing_key = template("routing_key", given.get("routing_key", routing_key))
+        self._mandatory = given.get("mandatory", mandatory)
+        self._mode = DeliveryMode.Persistent if given.get("persistent", persistent) else DeliveryMode.Transient
+        self._declare = given.get("declare", declare)
+        self._priority = given.get("priority", priority)
+        self._ttl = given.get("ttl", ttl)
+        self._max_size = given.get("max_size", max_size)
+        self._envelope = Envelope(given.get("format", format), given.get("source", source))
+        self.features = Features(ordered=given.get("pipelined", pipelined))
+        self._line = _Line()
+
+    async def publish(self, batch: Batch) -> None:
+        lanes = Lanes(batch)
+        call = Call(lanes)
+        channel: Channel | None = None
+        try:
+            for piece in pieces(batch.messages, LARGEST_PIECE):
+                if not lanes.may_start(piece):
+                    continue
+                for message in lanes.open(piece):
+                    channel = channel or await self._line.channel(self._parameters)
+                    await self._send(channel, message, call, lanes)
+                await asyncio.sleep(0)  # answers, and others, have their turn
+            await call.end()
+        finally:
+            if channel is not None and call.is_open:
+                channel.forget(call)
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                for topic in topics:
+                    channel = await self._line.channel(self._parameters)
+                    await self._look_for(channel, Message(topic=topic, key="", type=""))
+                await self._line.channel(self._parameters)
+        except Exception as error:
+            return [_found("problem", f"{self.name}: {describe(error)}", REMEDY)]
+        return [_found("ok", f"{self.name} answers")]
+
+    async def _look_for(self, channel: Channel, message: Message) -> None:
+        if exchange := self._exchange(message):
+            await channel.declare_exchange(exchange, passive=True)
+        else:
+            await channel.declare_queue(self._routing_key(message), passive=True)
+
+    async def _send(self, channel: Channel, message: Message, call: Call, lanes: Lanes) -> None:
+        try:
+            exchange, routing_key = self._exchange(message), self._routing_key(message)
+            headers, payload, content_type = self._envelope.wrap(message)
+            body = payload or b""
+            if len(body) > self._max_size:
+                raise MessageRejected(f"{len(body)} bytes are more than max_size={self._max_size}", permanent=True)
+            if self._declare:
+                await channel.have(exchange, routing_key)
+            properties = BasicProperties(
+                content_type=content_type,
+                headers=headers,
+                delivery_mode=self._mode,
+                priority=self._priority,
+                expiration=self._expiration(message),
+                message_id=message.id,
+                timestamp=None if message.created_at is None else int(message.created_at.timestamp()),
+                type=message.type,
+            )
+            channel.send(exchange, routing_key, body, properties, self._mandatory, message, call)
+        except MessageRejected as error:
+            lanes.answer(message, error)
+
+    def _expiration(self, message: Message) -> str | None:
+        """Milliseconds, in words."""
+        limits = [self._ttl] if self._ttl is not None else []
+        if message.expires_at is not None:
+            limits.append(max(0.0, (message.expires_at - datetime.now(UTC)).total_seconds()))
+        return str(int(1000 * min(limits))) if limits else None
+
+
+def _default_exchange(_: Message) -> str:
+    return ""
+
+
+def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
+    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
+
+
+def _parameters(place: str, url: str, given: Mapping[str, Any]) -> URLParameters:
+    try:
+        parameters = URLParameters(place)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{redact(url)!r} is no address of RabbitMQ: {error}") from None
+    if place.startswith("amqps:"):
+        parameters.ssl_options = SSLOptions(tls.context(given), parameters.host)
+    parameters.connection_attempts = 1  # the relay tries again, and knows when
+    parameters.socket_timeout = parameters.stack_timeout = CONNECT_TIMEOUT
+    return parameters
+
+
+# --- connections
+
+
+class _Line:
+    """The connection: made when it is first needed, and made anew when it is lost, or on another event loop."""
+
+    def __init__(self) -> None:
+        self._channel: Channel | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn = asyncio.Lock()
+
+    async def channel(self, parameters: URLParameters) -> Channel:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._turn, self._channel = loop, asyncio.Lock(), None
+        async with self._turn:
+            if self._channel is None or not self._channel.is_open:
+                channel = Channel()
+                await channel.open(parameters)
+                self._channel = channel
+            return self._channel
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None and self._loop is asyncio.get_running_loop():
+            await channel.close()
+
+
+class Channel:
+    """A connection with one channel, whose messages are confirmed in the order of their tags, or several at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._reason: BaseException | None = None
+        self._waiting: asyncio.Future[Any] | None = None
+        self._tag = 0
+        self._unconfirmed: dict[int, tuple[Message, Call | None]] = {}
+        self._returned: dict[str, str] = {}
+        self._had: set[tuple[str, str]] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._reason is None and self._channel is not None
+
+    # --- its life
+
+    async def open(self, parameters: URLParameters) -> None:
+        try:
+            self._connection = AsyncioConnection(
+                parameters,
+                on_open_callback=self._answered,
+                on_open_error_callback=self._lost,
+                on_close_callback=self._lost,
+                custom_ioloop=self._loop,
+            )
+            await self._answer()
+            self._connection.add_on_connection_blocked_callback(self._blocked)
+            channel: Any = self._connection.channel(on_open_callback=self._answered)
+            await self._answer()
+            channel.add_on_close_callback(self._closed_by_broker)
+            channel.add_on_return_callback(self._is_returned)
+            channel.confirm_delivery(self._confirmed, self._answered)
+            await self._answer()
+            self._channel = channel
+        except BaseException:
+            self._hang_up()
+            raise
+
+    async def close(self) -> None:
+        """With a goodbye, for which it does not wait long."""
+        if self.is_open:
+            self._connection.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await asyncio.shield(self._closed)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Nothing more may leave."""
+        self._lost(None, DestinationUnavailable("the connection was given up"))
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if connection._transport is not None:
+            connection._terminate_stream(AMQPConnectionError("given up"))
+        elif not connection.is_closed and not connection.is_closing:
+            connection.close()
+
+    def _lost(self, _: object, reason: object) -> None:
+        if self._reason is None:
+            self._reason = _outage(reason)
+        if not self._closed.done():
+            self._closed.set_result(None)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(self._reason)
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        for message, call in unconfirmed.values():
+            if call is not None:
+                call.answer(message, self._reason)
+
+    def _closed_by_broker(self, _: object, reason: object) -> None:
+        """The channel; the connection is of no use without it."""
+        self._lost(None, reason)
+        self._hang_up()
+
+    def _blocked(self, _: object, frame: Any) -> None:
+        """It reads nothing more until it has memory or disk again; nobody can be served so long."""
+        reason = frame.method.reason
+        self._lost(None, DestinationUnavailable(f"the broker takes nothing now: {reason}"))
+        self._hang_up()
+
+    # --- questions
+
+    def _answered(self, answer: object) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(answer)
+
+    async def _answer(self) -> Any:
+        if self._reason is not None:
+            raise self._reason
+        self._waiting = self._loop.create_future()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                return await self._waiting
+        finally:
+            self._waiting = None
+
+    async def declare_queue(self, name: str, *, passive: bool = False) -> None:
+        self._channel.queue_declare(name, passive=passive, durable=True, callback=self._answered)
+        await self._answer()
+
+    async def declare_exchange(self, name: str, *, passive: bool = False) -> None:
+        self._channel.exchange_declare(name, "topic", passive=passive, durable=True, callback=self._answered)
+        await self._answer()
+
+    async def have(self, exchange: str, routing_key: str) -> None:
+        """Make the queue, or the exchange, unless it was made before."""
+        place = (exchange, "" if exchange else routing_key)
+        if place not in self._had:
+            await (self.declare_exchange(exchange) if exchange else self.declare_queue(routing_key))
+            self._had.add(place)
+
+    # --- messages
+
+    def send(
+        self,
+        exchange: str,
+        routing_key: str,
+        body: bytes,
+        properties: BasicProperties,
+        mandatory: bool,
+        message: Message,
+        call: Call,
+    ) -> None:
+        if self._reason is not None:
+            raise self._reason
+        try:
+            self._channel.basic_publish(exchange, routing_key, body, properties, mandatory)
+        except (AMQPError, ValueError, UnicodeError) as error:
+            if not self._channel.is_open:
+                raise DestinationUnavailable(describe(error)) from error
+            raise MessageRejected(f"it cannot be sent like this: {describe(error)}", permanent=True) from error
+        self._tag += 1
+        self._unconfirmed[self._tag] = (message, call)
+        call.sent()
+
+    def forget(self, call: Call) -> None:
+        """Whoever waited for these is gone. What was not sent yet must not be."""
+        self._unconfirmed = {
+            tag: (message, None if other is call else other) for tag, (message, other) in self._unconfirmed.items()
+        }
+        transport = None if self._connection is None else self._connection._transport
+        if transport is not None and transport.get_write_buffer_size():
+            self._hang_up()
+
+    def _is_returned(self, _: object, method: Any, properties: Any, __: bytes) -> None:
+        """Comes before the confirmation."""
+        place = f"exchange {method.exchange!r}" if method.exchange else "the default exchange"
+        self._returned[properties.message_id] = (
+            f"{method.reply_code} {method.reply_text}: {place} has no queue for {method.routing_key!r}"
+        )
+
+    def _confirmed(self, frame: Any) -> None:
+        answer, tag = frame.method, frame.method.delivery_tag
+        refused = isinstance(answer, Basic.Nack)
+        tags = [tag] if not answer.multiple else [each for each in self._unconfirmed if each <= (tag or self._tag)]
+        for each in tags:
+            message, call = self._unconfirmed.pop(each, (None, None))
+            if message is None:
+                continue
+            reason = self._returned.pop(message.id, None)
+            if call is not None:
+                call.answer(message, _judged(refused, reason))
+
+
+def _judged(refused: bool, returned: str | None) -> Exception | None:
+    if returned is not None:
+        return MessageRejected(returned)
+    if refused:
+        return DestinationUnavailable("the broker refused it: a queue is full, or could not store it")
+    return None
+
+
+def _outage(reason: object) -> BaseException:
+    """Whatever ends a connection or a channel, in the broker's words."""
+    if isinstance(reason, DestinationUnavailable):
+        return reason
+    if isinstance(reason, ChannelClosedByBroker):
+        return DestinationUnavailable(f"{reason.reply_code} {reason.reply_text}")
+    causes = getattr(reason, "exceptions", None) or (reason,)
+    cause: object = causes[-1]
+    while (inner := getattr(cause, "exception", None)) is not None:
+        cause = inner
+    said = describe(cause) if isinstance(cause, BaseException) else repr(cause)
+    return DestinationUnavailable(said)
