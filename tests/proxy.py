@@ -36,7 +36,7 @@ class Link:
 class Proxy:
     """Runs in a thread of its own within the block; its methods may be called from any thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, port: int = 0) -> None:
         self._target = make_url(url)
         self._links: set[Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,7 +44,7 @@ class Proxy:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._stopped = asyncio.Event()
-        self._port = 0
+        self._port = port
         self._swallow: Condition | None = None
         self._is_shut = False
         self._is_frozen = False
@@ -147,7 +147,7 @@ class Proxy:
         self._loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stopped.wait()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -113,6 +113,7 @@ class Private(Protocol):
 class FaultSuite:
     broker: str
     """Its name among the services."""
+    settings = SETTINGS
 
     def shared(self) -> str:
         """The address of a broker that is there for every test."""
@@ -121,6 +122,10 @@ class FaultSuite:
     def private(self) -> Private:
         server_url(self.broker)  # skip if there is none
         return PrivateBroker(self.broker)
+
+    def network(self, address: str) -> AbstractContextManager[Proxy]:
+        """Between the relay and the shared broker."""
+        return Proxy(address)
 
     def to(self, address: str) -> str:
         """The URL of the destination at this broker."""
@@ -149,7 +154,7 @@ class FaultSuite:
     ) -> Iterator[tuple[Breakers, Callable[[], int]]]:
         """Within, messages are written and delivered; afterwards everything is judged."""
         topic, breakers = self.prepare(direct), Breakers()
-        with relay_running(database, self.to(address), breakers, **SETTINGS), Writer(database, topic) as writer:
+        with relay_running(database, self.to(address), breakers, **self.settings), Writer(database, topic) as writer:
             yield breakers, lambda: self.count(direct, topic)
             writer.stop()
             committed = writer.rounds * len(KEYS)
@@ -184,7 +189,7 @@ class FaultSuite:
     ) -> None:
         direct, cuts = self.shared(), 8
         with (
-            Proxy(direct) as proxy,
+            self.network(direct) as proxy,
             self.load(database, proxy.url, direct, record_property, faults=cuts) as (_, count),
         ):
             for _ in range(cuts):
@@ -198,7 +203,7 @@ class FaultSuite:
         """The broker has the messages, and the relay does not know."""
         direct, times = self.shared(), 2
         with (
-            Proxy(direct) as proxy,
+            self.network(direct) as proxy,
             self.load(database, proxy.url, direct, record_property, faults=4 * times) as (breakers, count),
         ):
             for _ in range(times):

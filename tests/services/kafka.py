@@ -35,8 +35,9 @@ SETTINGS = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={data}
 num.partitions=4
@@ -70,8 +71,8 @@ class Kafka(Server):
 
     def prepare(self, folder: Path, port: int) -> None:
         settings = folder / "settings.properties"
-        controller = free_port(folder / "controller-port")
-        settings.write_text(SETTINGS.format(port=port, controller=controller, data=folder / "data"))
+        ports = {name: free_port(folder / f"{name}-port") for name in ("controller", "proxied", "proxy")}
+        settings.write_text(SETTINGS.format(port=port, data=folder / "data", **ports))
         self.account.own(settings)
         if not (folder / "data").exists():
             (folder / "data").mkdir()
@@ -83,6 +84,12 @@ class Kafka(Server):
 
     def address(self, port: int) -> str:
         return f"kafka://127.0.0.1:{port}"
+
+    def proxied(self) -> tuple[str, int]:
+        """Where a proxy connects to, and on which port it must listen: a broker tells its clients where to go."""
+        self.url()
+        inner, outer = ((self._folder / f"{name}-port").read_text() for name in ("proxied", "proxy"))
+        return self.address(int(inner)), int(outer)
 
     def ask_version(self, url: str) -> str:
         from confluent_kafka.admin import AdminClient

@@ -1,0 +1,323 @@
+"""Kafka, through librdkafka's idempotent producer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
+from ..message import Message
+from ..ports import Batch, Features, Finding, Verdict
+from ..redact import redact
+from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
+from ..wire.lanes import Lanes
+from ..wire.options import take, truth
+from ..wire.template import template
+
+QUIET = logging.getLogger("postroom.kafka.client")
+QUIET.disabled = True
+"""What librdkafka has to say is in our errors. It would say it several times a second."""
+
+OPTIONS = {"topic": str, "format": str, "source": str, "unsafe": truth}
+GUARANTEES: Mapping[str, object] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "enable.gapless.guarantee": True,
+    "message.timeout.ms": 0,
+}
+"""Without them messages get lost or out of order. What fails takes everything after it along: nothing overtakes it, and
+the producer is made anew. When to give up is the relay's decision."""
+DEFAULTS: Mapping[str, object] = {
+    "partitioner": "murmur2_random",
+    "linger.ms": 2,
+    "topic.metadata.propagation.max.ms": 5_000,
+    "reconnect.backoff.max.ms": 1_000,
+    "socket.keepalive.enable": True,
+}
+"""`murmur2_random` is how the Java client chooses a partition."""
+TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+CONNECT_TIMEOUT = 10.0
+REMEDY = "check the addresses and the credentials in the URL, and whether the brokers run"
+
+MESSAGE_ERRORS = frozenset({
+    KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG,
+    KafkaError.INVALID_MSG_SIZE, KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP, KafkaError.POLICY_VIOLATION,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT, KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG,
+})  # fmt: skip
+"""The message is to blame. Else it is the cluster: out of reach, overloaded, without the topic or the right to it."""
+
+
+class KafkaPublisher:
+    """`kafka://host:9092,other:9092`. A message is delivered when all replicas in sync have it.
+
+    `topic`: a template, `{topic}` unless given. Any other option is librdkafka's, such as `compression.type=lz4` or
+    `security.protocol=SASL_SSL`; a user and a password in the URL are `sasl.username` and `sasl.password`.
+    """
+
+    features = Features(ordered=True)
+
+    def __init__(
+        self,
+        url: str = "kafka://localhost:9092",
+        *,
+        topic: str = "{topic}",
+        format: str = "postroom",
+        source: str = DEFAULT_SOURCE,
+        unsafe: bool = False,
+        **settings: object,
+    ) -> None:
+        place, given = _split(url)
+        self.name = redact(place)
+        self._topic = template("topic", given.pop("topic", topic))
+        self._envelope = Envelope(given.pop("format", format), given.pop("source", source), prefix="ce_")
+        is_unsafe = given.pop("unsafe", unsafe)
+        self._settings = _settings(place, {**settings, **given}, is_unsafe, url)
+        self._line: _Line | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def publish(self, batch: Batch) -> None:
+        lanes = Lanes(batch)
+        if not lanes.may_start(batch.messages):
+            return
+        records = self._records(batch.messages, lanes)
+        failed = await self._send(records, lanes, is_final=False)
+        # One bad record fails those beside it and after it, so nobody is blamed before being tried alone.
+        for position, record in enumerate(failed):
+            if not lanes.may_start([each.message for each in failed[position:]]):
+                return
+            for _ in lanes.open([record.message]):
+                await self._send([record], lanes, is_final=True)
+
+    async def close(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.end()
+
+    async def examine(self, topics: Sequence[str]) -> list[Finding]:
+        names = sorted({self._topic(Message(topic=topic, key="", type="")) for topic in topics})
+        try:
+            lacking = await asyncio.to_thread(_lacking, self._settings, names)
+        except KafkaException as error:
+            return [_found("problem", f"{self.name}: {_words(error.args[0])}", REMEDY)]
+        if lacking:
+            return [
+                _found("problem", f"{self.name}: no topic {', '.join(lacking)}", "create it, or grant the right to it")
+            ]
+        return [_found("ok", f"{self.name} answers")]
+
+    def _records(self, messages: Sequence[Message], lanes: Lanes) -> list[_Record]:
+        records: list[_Record] = []
+        for message in lanes.open(messages):
+            try:
+                records.append(self._record(message))
+            except MessageRejected as error:
+                lanes.answer(message, error)
+        return records
+
+    def _record(self, message: Message) -> _Record:
+        headers, payload, content_type = self._envelope.wrap(message)
+        if content_type is not None:
+            headers[CONTENT_TYPE] = content_type
+        topic = self._topic(message)
+        if not TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise MessageRejected(f"{topic!r} cannot be the name of a topic of Kafka", permanent=True)
+        key = None if message.key is None else message.key.encode()
+        return _Record(message, topic, key, payload, [(name, value.encode()) for name, value in headers.items()])
+
+    async def _send(self, records: Sequence[_Record], lanes: Lanes, *, is_final: bool) -> list[_Record]:
+        """Those that are to be tried again, one by one."""
+        line = self._current_line()
+        reports: asyncio.Queue[_Report] = asyncio.Queue()
+        suspects: list[_Record] = []
+        open_ = {record.message.id: record for record in records}
+        try:
+            for record in records:
+                if (error := line.produce(record, reports.put_nowait)) is not None:
+                    reports.put_nowait(_Report(record, error))
+            while open_:
+                report = await reports.get()
+                del open_[report.record.message.id]
+                if report.error is None:
+                    lanes.answer(report.record.message)
+                elif _is_suspicious(report.error, line) and not is_final:
+                    suspects.append(report.record)
+                else:
+                    lanes.answer(report.record.message, _judged(report.error))
+        finally:
+            if open_ or line.is_broken:
+                line.end()
+        positions = {record.message.id: number for number, record in enumerate(records)}
+        return sorted(suspects, key=lambda record: positions[record.message.id])
+
+    def _current_line(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        if self._line is None or self._line.is_broken or self._loop is not loop:
+            if self._line is not None:
+                self._line.end()
+            self._line, self._loop = _Line(self._settings, loop), loop
+        return self._line
+
+
+class _Record(NamedTuple):
+    message: Message
+    topic: str
+    key: bytes | None
+    payload: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class _Report(NamedTuple):
+    record: _Record
+    error: KafkaError | None
+
+
+def _is_suspicious(error: KafkaError, line: _Line) -> bool:
+    """Whether it may only have been beside a bad one."""
+    return error.code() in MESSAGE_ERRORS or line.has_failed
+
+
+def _judged(error: KafkaError) -> Exception:
+    if error.code() in MESSAGE_ERRORS:
+        return MessageRejected(_words(error), permanent=error.code() == KafkaError.MSG_SIZE_TOO_LARGE)
+    return DestinationUnavailable(_words(error))
+
+
+def _words(error: KafkaError) -> str:
+    return f"{error.name()}: {error.str()}"
+
+
+def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
+    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
+
+
+def _lacking(settings: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    producer = Producer({**settings, "logger": QUIET})
+    found = producer.list_topics(timeout=CONNECT_TIMEOUT).topics
+    return [name for name in names if name not in found or found[name].error is not None]
+
+
+# --- settings
+
+
+def _split(url: str) -> tuple[str, dict[str, Any]]:
+    """librdkafka's options have a dot in their names, or are its own business: it checks them."""
+    _, _, query = url.partition("?")
+    theirs = {name for name in (pair.partition("=")[0] for pair in query.split("&")) if name and name not in OPTIONS}
+    place, given = take(url, {**OPTIONS, **dict.fromkeys(theirs, str)})
+    return place, given
+
+
+def _settings(place: str, given: Mapping[str, object], is_unsafe: bool, url: str) -> dict[str, object]:
+    parts = urlsplit(place)
+    hosts = parts.netloc.rpartition("@")[2]
+    if not hosts or parts.path.strip("/"):
+        raise ConfigurationError(f"{redact(url)!r} names no brokers; write 'kafka://host:9092,other:9092'")
+    for name, value in GUARANTEES.items():
+        if name in given and str(given[name]).lower() not in _same(value) and not is_unsafe:
+            raise ConfigurationError(
+                f"{name}={given[name]} can lose or reorder messages; leave it out, or insist with unsafe=true"
+            )
+    settings: dict[str, object] = {"bootstrap.servers": hosts, **DEFAULTS, **GUARANTEES, **given}
+    if is_unsafe:
+        settings = {name: value for name, value in settings.items() if name in given or name not in GUARANTEES}
+    if parts.username:
+        settings |= {"sasl.username": unquote(parts.username), "sasl.password": unquote(parts.password or "")}
+    try:
+        Producer({**settings, "logger": QUIET})  # it knows which settings there are; it connects to nobody yet
+    except KafkaException as error:
+        raise ConfigurationError(f"{redact(url)!r}: {_words(error.args[0])}") from None
+    return settings
+
+
+def _same(value: object) -> set[str]:
+    return {"all", "-1"} if value == "all" else {str(value).lower(), "1" if value is True else str(value).lower()}
+
+
+# --- the producer
+
+
+class _Line:
+    """A producer with a thread that hears what became of the messages. After a fatal error it is of no use any more."""
+
+    def __init__(self, settings: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._heard: deque[tuple[Callable[[_Report], None], _Report]] = deque()
+        self._is_telling = False
+        self._ended = threading.Event()
+        self.has_failed = False
+        """Something was refused for good, and everything after it with it."""
+        self._producer: Any = Producer({**settings, "error_cb": self._note, "logger": QUIET})
+        threading.Thread(target=self._listen, name="postroom-kafka", daemon=True).start()
+
+    @property
+    def is_broken(self) -> bool:
+        return self.has_failed or self._ended.is_set()
+
+    def produce(self, record: _Record, tell: Callable[[_Report], None]) -> KafkaError | None:
+        """The report comes later, unless it cannot be handed over at all."""
+
+        def on_delivery(error: KafkaError | None, _: object) -> None:
+            self._hear(tell, _Report(record, error))
+
+        try:
+            self._producer.produce(
+                record.topic, record.payload, record.key, on_delivery=on_delivery, headers=record.headers
+            )
+        except KafkaException as error:
+            return error.args[0]
+        except BufferError:
+            return KafkaError(KafkaError._QUEUE_FULL)
+        return None
+
+    def end(self) -> None:
+        """What was not sent yet is not sent any more."""
+        if not self._ended.is_set():
+            self._purge()
+            self._ended.set()
+
+    def _listen(self) -> None:
+        while not self._ended.is_set():
+            self._listen_for(0.1)
+        while len(self._producer):  # the reports of what was purged
+            self._listen_for(0.1)
+        self._producer = None  # which closes its connections
+
+    def _listen_for(self, seconds: float) -> None:
+        try:
+            self._producer.poll(seconds)
+        except KafkaException as error:
+            self._note(error.args[0])
+
+    def _hear(self, tell: Callable[[_Report], None], report: _Report) -> None:
+        if report.error is not None:
+            self._note(report.error)
+        self._heard.append((tell, report))
+        if not self._is_telling:  # one call for all that is heard until the loop has its turn
+            self._is_telling = True
+            try:
+                self._loop.call_soon_threadsafe(self._tell)
+            except RuntimeError:  # it is closed, and nobody waits any more
+                self._ended.set()
+
+    def _tell(self) -> None:
+        self._is_telling = False
+        while self._heard:
+            tell, report = self._heard.popleft()
+            tell(report)
+
+    def _note(self, error: KafkaError) -> None:
+        """Only what is fatal ends the producer: the rest it mends by itself, or the relay's patience ends."""
+        if not self.has_failed and (error.fatal() or error.code() == KafkaError._FATAL):
+            self.has_failed = True
+            self._purge()
+
+    def _purge(self) -> None:
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
