@@ -11,20 +11,23 @@ _WORD = re.compile(r"\S+")
 _PASSWORD = re.compile(r"(://[^:/?#@\s]*:)[^@\s]*@(?:[^?#\s]*@)?")
 # With these a user without a password is a token; with a database it is only a name.
 _LONE_TOKEN = re.compile(r"\b((?:https?|wss?|nats|tls)://)[^:/?#@\s]+@", re.IGNORECASE)
-_PARAMETER = re.compile(r"""(^|[?&;\s])([\w.%-]+)(\s*=\s*)('[^']*'|"[^"]*"|[^&;#\s]+)""")
+_PARAMETER = re.compile(r"""(^|[?&;#\s])([\w.%-]+)(\s*=\s*)('[^']*'|"[^"]*"|[^&;#\s]+)""")
 _SECRET = re.compile(r"pass|pwd|token|secret|credential|auth|key|sasl|signature|^sig$", re.IGNORECASE)
+_SIGNING_KEY = re.compile(r"whsec_[\w+/=%-]+")
 _HARMLESS = re.compile(r"(?:routing|partition|ordering|message)[-_.]?key|sasl[-_.]mechanisms?", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
     """The same URL (or connection string, or message with URLs in it) without its secrets; it never raises.
 
-    Hidden are the password in `user:password@`, a token in its place, and parameters whose names sound secret.
+    Hidden are the password in `user:password@`, a token in its place, parameters whose names sound secret, and keys for
+    signatures of web hooks.
 
     >>> redact("amqp://shop:rabbit@broker/orders?heartbeat=5&api_key=1234")
     'amqp://shop:***@broker/orders?heartbeat=5&api_key=***'
     """
-    return _PARAMETER.sub(_hide_secret, _WORD.sub(_hide_credentials, text))
+    text = _PARAMETER.sub(_hide_secret, _WORD.sub(_hide_credentials, text))
+    return _SIGNING_KEY.sub(f"whsec_{HIDDEN}", text)
 
 
 def _hide_credentials(match: re.Match[str]) -> str:

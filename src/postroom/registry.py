@@ -19,6 +19,7 @@ EXTRAS = {
     "rediss": "redis",
     "sns": "aws",
     "sqs": "aws",
+    "tls": "nats",
     "valkey": "redis",
     "valkeys": "redis",
 }
