@@ -68,8 +68,8 @@ class Breakers:
 class Writer:
     """Commits messages of every key in turn until it is told to stop."""
 
-    def __init__(self, database: Database, topic: str) -> None:
-        self._database, self._topic = database, topic
+    def __init__(self, database: Database, topic: str, pause: float) -> None:
+        self._database, self._topic, self._pause = database, topic, pause
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._write)
         self.rounds = 0
@@ -84,7 +84,7 @@ class Writer:
                 )
                 connection.commit()
                 self.rounds = number
-                time.sleep(0.005)  # a load, not a flood
+                time.sleep(self._pause)  # a load, not a flood
 
     def __enter__(self) -> Writer:
         self._thread.start()
@@ -113,6 +113,8 @@ class Private(Protocol):
 class FaultSuite:
     broker: str
     """Its name among the services."""
+    pause = 0.005
+    """Seconds between two messages of a key: not much more shall be written than can be delivered."""
     settings = SETTINGS
 
     def shared(self) -> str:
@@ -154,7 +156,10 @@ class FaultSuite:
     ) -> Iterator[tuple[Breakers, Callable[[], int]]]:
         """Within, messages are written and delivered; afterwards everything is judged."""
         topic, breakers = self.prepare(direct), Breakers()
-        with relay_running(database, self.to(address), breakers, **self.settings), Writer(database, topic) as writer:
+        with (
+            relay_running(database, self.to(address), breakers, **self.settings),
+            Writer(database, topic, self.pause) as writer,
+        ):
             yield breakers, lambda: self.count(direct, topic)
             writer.stop()
             committed = writer.rounds * len(KEYS)

@@ -97,6 +97,7 @@ class TestOverHttp2(BehindProxy, PublisherContract):
 
 class TestFaults(FaultSuite):
     broker = "http"
+    pause = 0.05
 
     @pytest.fixture(autouse=True)
     def _server(self) -> Iterator[None]:

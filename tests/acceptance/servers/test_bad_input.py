@@ -310,7 +310,7 @@ def test_a_relay_that_misses_one_right_says_so_and_goes_on_once_it_has_it(role: 
         eventually(lambda: len(set(ids(publisher))) == 5 * len(KEYS))
         eventually(lambda: [database.count(name) for name in ("dead", "holds")] == [1, 1])
         eventually(lambda: database.count("outbox") + database.count("parked") == 1)
-    assert all("denied" in error for error in complaints.errors)
+    assert all("denied" in error for error in complaints.errors if table in error)
     assert first_versions(publisher.messages) == {key: [1, 2, 3, 4, 5] for key in KEYS}
     assert duplicates(ids(publisher)) == 0
 
