@@ -55,7 +55,7 @@ def received(request: Request) -> Received:
 
 
 class TestHttpPublisher(BehindProxy, PublisherContract, RejectionContract):
-    patience = 60.0
+    patience = 100.0
     """A batch of 2,000 requests takes a while."""
 
     @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ class TestHttpPublisher(BehindProxy, PublisherContract, RejectionContract):
 
 
 class TestOverHttp2(BehindProxy, PublisherContract):
-    patience = 60.0
+    patience = 100.0
 
     @pytest.fixture(autouse=True)
     def _network(self) -> Iterator[None]:
