@@ -171,6 +171,7 @@ class MysqlStore(ServerStore[Collection[int]]):
         )
         if self._driver == "aiomysql":
             event.listen(engine.sync_engine, "do_connect", lambda *given: give_context(given[-1]))
+            event.listen(engine.sync_engine, "close", self._hang_up_on_tls)
         return engine
 
     async def _connect_driver(self) -> Any:
@@ -185,6 +186,13 @@ class MysqlStore(ServerStore[Collection[int]]):
         if transport := _transport_of(connection):
             transport.abort()  # over TLS, close() alone waits for the server's goodbye
         connection.close()
+
+    def _hang_up_on_tls(self, _: object, record: Any) -> None:
+        """aiomysql does not wait for the server's goodbye, and the event loop may be gone when it comes."""
+        connection = record.driver_connection
+        transport = _transport_of(connection)
+        if transport is not None and transport.get_extra_info("ssl_object") is not None:
+            self._end_driver(connection)
 
     def _is_closed(self, connection: Any) -> bool:
         return connection.closed if self._driver == "aiomysql" else not connection.connected
