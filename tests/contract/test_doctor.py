@@ -70,9 +70,12 @@ async def test_a_fresh_outbox_is_well(outpost: Outpost) -> None:
 
 async def test_an_outbox_at_work_is_well(outpost: Outpost) -> None:
     with outpost.other.begin():
-        Outbox().add(outpost.other, "orders", {}, key="a")
-    async with Relay(outpost.url, lambda message: None), Desk(outpost.url) as desk:
-        assert not [finding for finding in await desk.doctor() if finding.verdict == "problem"]
+        id = Outbox().add(outpost.other, "orders", {}, key="a")
+    async with Relay(outpost.url, lambda message: None) as relay, Desk(outpost.url) as desk:
+        await relay.delivered(id, timeout=60)
+        findings = await desk.doctor()
+    assert not [finding for finding in findings if finding.verdict == "problem"]
+    assert "1 relay is alive" in [finding.seen for finding in findings if finding.name == "relays"]
 
 
 async def test_a_missing_index_is_a_problem_that_the_remedy_mends(outpost: Outpost) -> None:

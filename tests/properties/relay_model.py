@@ -7,6 +7,7 @@ destination are the test's. Every store call and every loop turn is a point at w
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class World:
     """Topics whose destination is down."""
     refusing: bool = False
     """An outage that looks like bad messages."""
+    blunt: bool = False
+    """If anything of a batch fails, all of it does."""
     hanging: bool = False
     hung: list[asyncio.Future[None]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -98,6 +101,9 @@ class Destination:
                 world.receive(message, self._dead)
             batch.confirm_all()
             return
+        if world.blunt:
+            self._answer_bluntly(batch)
+            return
         failed: set[tuple[str, str]] = set()
         for message in batch.messages:
             lane = (message.topic, message.key or message.id)
@@ -112,6 +118,19 @@ class Destination:
                 world.refusals[message.id] += 1
                 failed.add(lane)
                 batch.answer(message, MessageRejected("poison"))
+            else:
+                world.receive(message, self._dead)
+                batch.answer(message)
+
+    def _answer_bluntly(self, batch: Batch) -> None:
+        world = self._world
+        is_down = any(message.topic in world.down for message in batch.messages)
+        is_refused = world.refusing or any(message.id in world.poison for message in batch.messages)
+        failures = world.outages if is_down else world.refusals
+        for message in batch.messages:
+            if is_down or is_refused:
+                failures[message.id] += 1
+                batch.answer(message, DestinationUnavailable("down") if is_down else MessageRejected("one is poison"))
             else:
                 world.receive(message, self._dead)
                 batch.answer(message)
@@ -134,7 +153,8 @@ class FragileStore:
         self._store = store
         self._world = world
         self.workers = 1
-        self.sweep_interval = store.sweep_interval
+        self.sweep_interval = math.inf
+        """The safety net is away: all must be found without it."""
         self.name = store.name
         self.fault: tuple[int, str, type[BaseException]] | None = None
         self._calls = 0
@@ -217,7 +237,10 @@ class SimulatedRelay:
         await self.session.open()
 
     async def tick(self) -> None:
+        """Renew the leases, and look for what was committed, as if it were time for both."""
         await self._guarded(self.session._keeper_or_fail().tick)
+        for pump in self.session.pumps:
+            pump.look_everywhere()
 
     async def step(self) -> bool:
         self.session._keeper_or_fail().expire(self.clock.monotonic())

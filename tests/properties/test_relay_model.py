@@ -179,7 +179,11 @@ class RelayMachine(RuleBasedStateMachine):
     @rule()
     def come_up(self) -> None:
         self.world.down.clear()
-        self.world.refusing = False
+        self.world.refusing = self.world.blunt = False
+
+    @rule()
+    def answer_bluntly(self) -> None:
+        self.world.blunt = True
 
     @rule()
     def refuse_everything(self) -> None:
@@ -258,9 +262,36 @@ class RelayMachine(RuleBasedStateMachine):
             self.loop.close()
 
     def heal_and_check(self) -> None:
-        """All is well again, one fresh relay runs: everything goes out but the dead and what they hold."""
+        """All is well again: everything goes out but the dead and what they hold."""
         self.unhang()
         self.come_up()
+        if len(self.world.committed) % 2:
+            self.go_on()
+        else:
+            self.begin_anew()
+        self.nothing_is_wrong()
+        self.check_all_went_out()
+
+    def go_on(self) -> None:
+        """One relay keeps what it knows. Good messages come in as well: a destination that refuses everything would
+        rightly be taken for one that is down."""
+        survivor = next((number for number, relay in enumerate(self.relays) if relay is not None), 0)
+        for number in {0, 1, 2} - {survivor}:
+            self.kill(number)
+        self.start(survivor)
+        relay = self.relays[survivor]
+        assert relay is not None
+        relay.store.fault = None
+        relay.pause()
+        for _ in range(100):
+            for topic in TOPICS:
+                self.commit(topic, [None], poison=9)
+            self.run(relay.tick())
+            self.work(relay)
+            self.clock.advance(4)
+
+    def begin_anew(self) -> None:
+        """One relay that knows nothing, and another one after it."""
         for number in range(3):
             self.kill(number)
         self.clock.advance(20)
@@ -268,16 +299,18 @@ class RelayMachine(RuleBasedStateMachine):
         for _ in range(14):
             relay = self.relays[0]
             assert relay is not None
-            for _ in range(60):
-                if not self.run(relay.step()) and not self.run(relay.step()):
-                    break
+            self.work(relay)
             self.clock.advance(4.9)
             self.run(relay.tick())
             self.clock.advance(130)
             self.kill(0)
             self.start(0)
             self.nothing_is_wrong()
-        self.check_all_went_out()
+
+    def work(self, relay: SimulatedRelay) -> None:
+        for _ in range(60):
+            if not self.run(relay.step()) and not self.run(relay.step()):
+                break
 
     def check_all_went_out(self) -> None:
         dead = self.dead_ids()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
+from postroom.errors import NotAttempted
 from postroom.message import Message
 from postroom.ports import NO_LIMIT, Features, Fetched, Hold, Lease, Settled
 from postroom.relay.breaker import Breaker
@@ -145,6 +148,38 @@ def test_a_message_that_died_is_suspected_no_more() -> None:
         outlet.breaker.succeeded(message(99))  # others get through in between
     assert plan.take_settlement() is not None
     assert outlet.breaker.suspects == {}
+
+
+@pytest.mark.parametrize(
+    "errors", [(ValueError, ValueError), (ConnectionError, ValueError), (NotAttempted, ValueError)]
+)
+def test_of_a_key_that_failed_as_a_whole_the_first_message_goes_first_again(
+    errors: tuple[type[Exception], ...],
+) -> None:
+    """A publisher may answer a whole batch with what went wrong, and not with the same words for each."""
+    plan, outlet = make_plan(retry="steps 1s")
+    own(plan)
+    rows = message(1), message(2), message(3)
+    read(plan, *rows)
+    for sent, error in zip(plan.next_batch(outlet, 0.0), (*errors, errors[-1]), strict=True):
+        plan.answer(sent, error("no"), 0.0)
+    settlement = plan.take_settlement()
+    if settlement is not None:
+        plan.settled(settlement, Settled(), 0.0)
+    assert [entry.message.position for entry in (settlement.retries if settlement else [])] in ([], [1])
+    if heads := plan.due_heads(2.0):
+        plan.take_heads(heads, rows[:1], 2.0)
+    elif outlet.breaker.probe_due(2.0):
+        outlet.breaker.half_open()
+    arrived: list[int] = []
+    while batch := plan.next_batch(outlet, 2.0):
+        arrived += [sent.position for sent in batch]
+        for sent in batch:
+            plan.answer(sent, None, 2.0)
+        if wanted := plan.wants(2.0):
+            left = [row for row in rows if row.position not in arrived]
+            plan.take(wanted, Fetched(left, NO_LIMIT, NOW), 2.0)
+    assert arrived == [1, 2, 3]
 
 
 def test_a_backlog_is_read_two_batches_at_a_time_and_news_are_not() -> None:

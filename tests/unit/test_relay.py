@@ -545,7 +545,7 @@ async def test_only_the_owner_of_slot_0_cleans_and_it_keeps_what_it_was_not_told
 async def test_a_running_relay_is_woken_by_a_commit(shop: Shop) -> None:
     async with shop.relay(poll_interval="5m", idle_interval="5m") as relay:
         message = shop.add(key="k")
-        await relay.delivered(message.id, timeout=20)
+        await relay.delivered(message, timeout=20)
     assert [m.id for m in shop.arrived] == [message.id]
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 from ..clock import Clock, SystemClock
 from ..duration import Duration, seconds
 from ..errors import ConfigurationError, MessageDead, RelayError, StoreError, StoreReplaced, StoreUnavailable
+from ..message import Message
 from ..outbox import Outbox
 from ..ports import Observer, Store
 from ..routing import Globs, Routes
@@ -261,15 +262,16 @@ class Relay:
         if session is not None:
             session.call(lambda: session.pause(globs))
 
-    async def delivered(self, id: str, *, timeout: Duration | None = None) -> None:
-        """Wait until the message with that id is delivered, by this relay or another. Raises `MessageDead` if it gives
-        up, `TimeoutError` when the time is over, `RelayError` if the relay stops before. The message must be committed,
-        or soon be."""
+    async def delivered(self, id: str | Message, *, timeout: Duration | None = None) -> None:
+        """Wait until the message, or the one with that id, is delivered, by this relay or another. Raises `MessageDead`
+        if it gives up, `TimeoutError` when the time is over, `RelayError` if the relay stops before. The message must
+        be committed, or soon be."""
         session = self._session
         if session is None:
             raise RelayError("this relay is not running: start it before waiting for a delivery")
         async with asyncio.timeout(None if timeout is None else seconds(timeout, name="timeout")):
-            if not await session.ask(session.delivered(str(id))):
+            id = id.id if isinstance(id, Message) else str(id)
+            if not await session.ask(session.delivered(id)):
                 raise MessageDead(f"message {id} is dead: see `postroom show {id}`")
 
 

@@ -106,10 +106,18 @@ class Verdicts(Barriers):
     def _decide(self, lane: Lane, message: Message, error: BaseException | None, now: float) -> None:
         if error is None:
             self._delivered(lane, message)
-        elif self._is_blameless(lane, message, error, now):
+        elif self._is_behind_a_failure(lane, message) or self._is_blameless(lane, message, error, now):
             lane.returned.append(message)
         else:
             self._failed(lane, message, error, now)
+
+    def _is_behind_a_failure(self, lane: Lane, message: Message) -> bool:
+        """Whether one before it in its key did not arrive: then this is sent again after it, whatever it failed of.
+        Were it charged, it would hold the key itself, and go before the other."""
+        if lane.returned:
+            return True
+        held = self.held.get(lane.name) if self.held else None
+        return held is not None and held.status != "releasing" and held.message_id != message.id
 
     def _is_blameless(self, lane: Lane, message: Message, error: BaseException, now: float) -> bool:
         """Whether no attempt is counted: it was not tried, or it was the destination's fault."""
