@@ -17,6 +17,7 @@ from postroom.relay.process import collect_garbage_less
 from tests import services
 
 from . import drains
+from .brokers import BROKERS
 from .database import Database, Unmeasurable
 from .doorbell import doorbell
 from .fleet import scale
@@ -24,6 +25,7 @@ from .interleave import interleave
 from .memory import memory
 from .mysql import MySQL
 from .postgresql import PostgreSQL
+from .publish import hotpublish, publish
 from .run import Bench, Run
 from .sqlite import SQLite
 from .waits import idle, latency
@@ -59,6 +61,10 @@ BENCHES = {
         stores=frozenset({"postgresql", "mysql"}),
         why_not="no server that counts statements is asked",
     ),
+    "publish": Bench(prepare=publish, messages=0, rounds=5, quick_messages=0, quick_rounds=3, to=frozenset(BROKERS)),
+    "hotpublish": Bench(
+        prepare=hotpublish, messages=0, rounds=5, quick_messages=0, quick_rounds=3, to=frozenset(BROKERS)
+    ),
     "memory": Bench(prepare=memory, messages=1_000_000, rounds=1, quick_messages=100_000, quick_rounds=1),
     "scale": Bench(prepare=scale, messages=40_000, rounds=3, quick_messages=10_000, quick_rounds=1),
 }
@@ -72,10 +78,13 @@ def main() -> None:
         parser.error(f"{arguments.bench} cannot be measured on {arguments.store}: {bench.why_not}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     collect_garbage_less()  # as `postroom relay` does, here for all that is compared
-    messages = arguments.messages or (bench.quick_messages if arguments.quick else bench.messages)
+    if bool(arguments.to) != bool(bench.to):
+        parser.error(f"{arguments.bench} {'needs --to, a broker' if bench.to else 'goes to no broker: leave --to out'}")
+    amount = BROKERS[arguments.to] if arguments.to else bench
+    messages = arguments.messages or (amount.quick_messages if arguments.quick else amount.messages)
     rounds = arguments.rounds or (bench.quick_rounds if arguments.quick else bench.rounds)
     try:
-        result = measure(bench, STORES[arguments.store], messages, rounds)
+        result = measure(bench, STORES[arguments.store], messages, rounds, arguments.to)
     except (Unmeasurable, services.ServerUnavailable) as error:
         parser.error(str(error))
     print(json.dumps({"name": arguments.bench, **result}))
@@ -90,6 +99,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("bench", choices=list(BENCHES), metavar="bench", help="one of those below")
     parser.add_argument("--store", choices=list(STORES), default="sqlite")
+    parser.add_argument("--to", choices=list(BROKERS), default="", help="for publish and hotpublish")
     parser.add_argument("--messages", type=positive, help="how much to measure with; each bench has its own default")
     parser.add_argument("--rounds", type=positive, help="how often")
     parser.add_argument("--quick", action="store_true", help="less of everything: a look, not a result")
@@ -103,13 +113,14 @@ def positive(text: str) -> int:
     return number
 
 
-def measure(bench: Bench, make_database: type[Database], messages: int, rounds: int) -> dict[str, Any]:
+def measure(bench: Bench, make_database: type[Database], messages: int, rounds: int, to: str) -> dict[str, Any]:
     with services.in_use(), make_database() as database, ExitStack() as stack:
-        run = Run(database=database, messages=messages, stack=stack)
+        run = Run(database=database, messages=messages, to=to, stack=stack)
         result = interleave(bench.prepare(run), rounds)
         return {
             **result,
             "store": database.store,
+            **({"to": to} if to else {}),
             "messages": messages,
             "rounds": rounds,
             "versions": versions(database),

@@ -26,6 +26,8 @@ class Database(ABC):
     """One server, or one folder of files. What is created here is gone when it closes."""
 
     store: str
+    service: str | None = None
+    """Of those that the tests start."""
 
     def __init__(self) -> None:
         self._urls: list[str] = []

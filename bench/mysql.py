@@ -28,6 +28,7 @@ DELETE = "DELETE FROM postroom_outbox WHERE position IN ({})"
 
 class MySQL(Database):
     store = "mysql"
+    service = SERVER
 
     def __init__(self) -> None:
         super().__init__()

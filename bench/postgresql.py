@@ -36,6 +36,7 @@ TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE d
 
 class PostgreSQL(Database):
     store = "postgresql"
+    service = SERVER
 
     def _create(self) -> str:
         return self._create_as("")

@@ -14,6 +14,8 @@ from .interleave import Comparison
 class Run:
     database: Database
     messages: int
+    to: str = ""
+    """A broker."""
     stack: ExitStack = field(default_factory=ExitStack)
     """What is open until the last round is over."""
 
@@ -27,6 +29,8 @@ class Bench:
     quick_rounds: int
     stores: frozenset[str] = frozenset({"postgresql", "mysql", "sqlite"})
     why_not: str = ""
+    to: frozenset[str] = frozenset()
+    """Brokers, if there must be one; it says how many messages."""
     """Why other stores cannot have it."""
 
     @property

@@ -65,6 +65,10 @@ class Proxy:
         """Every connection there is stays open, and nothing moves through it any more; new ones are fine."""
         self._call(lambda: [link.moving.clear() for link in list(self._links)])
 
+    def resume(self) -> None:
+        """What was stalled goes on, with all that had been said."""
+        self._call(lambda: [link.moving.set() for link in list(self._links)])
+
     def shut(self) -> None:
         """Every connection is cut, and no new one gets through."""
         self._is_shut = True

@@ -13,7 +13,8 @@ from .duration import Duration, seconds
 from .errors import ConfigurationError, NotFound, SchemaMismatch, TablesMissing
 from .outbox import Outbox
 from .ports import Entry, Finding, Hold, Query, State, Status, Store
-from .relay.wiring import store_for
+from .relay.examination import examine
+from .relay.wiring import store_for, targets_for
 
 SHORTEST_PREFIX = 8
 """Characters of an id that may stand for all of it."""
@@ -147,15 +148,21 @@ class Desk:
         store = await self._open()
         return await store.holds(topic=topic, key=key, limit=_whole("limit", limit, 1))
 
-    async def doctor(self) -> Sequence[Finding]:
+    async def doctor(self, publishers: Any = None) -> Sequence[Finding]:
         """Everything that can be wrong, looked at: each finding with what was seen, and a remedy if one is needed. A
-        database that cannot be reached is an error, not a finding."""
+        database that cannot be reached is an error, not a finding. With `publishers`, as a relay has them, those are
+        asked too; nothing is sent."""
         try:
             store = await self._open()
         except (TablesMissing, SchemaMismatch) as error:
             remedy = "run `postroom init`, or use the version of Postroom that the tables are made for"
             return [Finding(name="tables", verdict="problem", seen=str(error), remedy=remedy)]
-        return await store.diagnose()
+        findings = await store.diagnose()
+        if publishers is not None:
+            waiting = await store.entries(Query(state="pending", limit=BATCH))
+            routes = targets_for(publishers, (), concurrency=1)
+            findings += await examine(routes, {entry.message.topic for entry in waiting})
+        return findings
 
     async def now(self) -> datetime:
         """The database's time, by which ages are counted."""

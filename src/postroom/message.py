@@ -27,6 +27,7 @@ IDEMPOTENCY_HEADER = "postroom-idempotency-key"
 REVIVED_HEADER = "postroom-revived"
 REPLAY_HEADER = "postroom-replay"
 TOMBSTONE_HEADER = "postroom-tombstone"
+COPY_HEADER = "postroom-copy-of"
 
 
 def new_id(nanoseconds: int | None = None, random: Callable[[int], bytes] = os.urandom) -> str:

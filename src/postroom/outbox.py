@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
 from uuid import UUID
 
@@ -20,7 +21,8 @@ from .connections.fullness import Limit
 from .connections.writer import Row, Writer
 from .duration import Duration, seconds
 from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge, UnsupportedConnection
-from .message import IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
+from .message import COPY_HEADER, IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
+from .routing import PerTopic, Routes
 from .serialize import Serializer, encode, resolve
 from .stores.pending import MOST_COUNTED
 from .stores.schema import Tables, define_tables, prefix_of, tables_of
@@ -53,6 +55,11 @@ class Outbox:
     `max_pending`: if a relay has counted so many pending messages, `add` raises `OutboxFull`, or with `on_full="block"`
     waits up to `full_timeout` before it does. The number is a few seconds old, so that there may be more.
 
+    `max_payload`: the largest payload in bytes, one for all or by globs on types and topics; None means any.
+    `fan_out`: by globs on topics, further topics that get a copy of each message: `{"orders.*": ["audit.{topic}"]}`. A
+    copy is a message of its own, with its own id, written with the other; each goes where its topic is routed, and
+    waits for nothing but its own destination.
+
     `headers` is called at each `add` for default headers, as from context variables; the message's own win.
     `metadata` is where the tables are defined, so that Alembic sees them. `bind` says which database, for sessions with
     several. With `create_tables` they are created when the first message misses them. `clock` is for tests: time is the
@@ -70,7 +77,8 @@ class Outbox:
         order: Order = "key",
         headers: HeadersHook | None = None,
         bind: Engine | AsyncEngine | None = None,
-        max_payload: int | None = MAX_PAYLOAD,
+        max_payload: int | Mapping[str, int | None] | None = MAX_PAYLOAD,
+        fan_out: Mapping[str, Sequence[str]] | None = None,
         max_pending: int | None = None,
         on_full: OnFull = "raise",
         full_timeout: Duration = "5s",
@@ -83,7 +91,9 @@ class Outbox:
         self.schema = schema
         self.order: Order = _known_order(order)
         self.serializer = resolve(serializer)
-        self.max_payload = max_payload
+        self.max_payload = _payload_limits(max_payload)
+        self._taken_by_destinations: Routes[int | None] | None = None
+        self._fan_out = _fan_out(fan_out)
         self.max_pending = max_pending
         self.dedupe_window = _window(dedupe_window)
         self.clock = clock
@@ -141,7 +151,7 @@ class Outbox:
             topic, payload, key=key, type=type, headers=headers, idempotency_key=idempotency_key,
             deliver_at=deliver_at, delay=delay, expires_at=expires_at, content_type=content_type, id=id,
         )  # fmt: skip
-        write(connection, self._writer, [row])
+        write(connection, self._writer, self._with_copies([row]))
         return row.message
 
     def add_many(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
@@ -149,7 +159,7 @@ class Outbox:
         write = function_for(connection, "write")
         rows = [self._row_of(message) for message in messages]
         if rows:
-            write(connection, self._writer, rows)
+            write(connection, self._writer, self._with_copies(rows))
         return [row.message for row in rows]
 
     async def add_async(
@@ -174,7 +184,7 @@ class Outbox:
             topic, payload, key=key, type=type, headers=headers, idempotency_key=idempotency_key,
             deliver_at=deliver_at, delay=delay, expires_at=expires_at, content_type=content_type, id=id,
         )  # fmt: skip
-        await write(connection, self._writer, [row])
+        await write(connection, self._writer, self._with_copies([row]))
         return row.message
 
     async def add_many_async(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
@@ -182,7 +192,7 @@ class Outbox:
         write = function_for(connection, "write_async")
         rows = [self._row_of(message) for message in messages]
         if rows:
-            await write(connection, self._writer, rows)
+            await write(connection, self._writer, self._with_copies(rows))
         return [row.message for row in rows]
 
     # --- tables
@@ -237,14 +247,15 @@ class Outbox:
         key = _optional_name("key", message.key, "use None for no order")
         idempotency_key = _optional_name("idempotency_key", message.idempotency_key)
         id = _canonical_id(message.id)
+        topic, type = _name_in("topic", message.topic), _optional_name("type", message.type)
         payload, content_type = encode(message.payload, self.serializer, message.content_type)
-        self._check_size(payload, message.topic)
+        self._check_size(payload, topic, type)
         composed = replace(
             message,
-            topic=_name_in("topic", message.topic),
+            topic=topic,
             payload=payload,
             key=key,
-            type=_optional_name("type", message.type),
+            type=type,
             headers=headers,
             id=id,
             content_type=_name_in("content_type", content_type),
@@ -255,26 +266,62 @@ class Outbox:
             **_UNKNOWN_YET,
         )
         stored = headers if idempotency_key is None else {**headers, IDEMPOTENCY_HEADER: idempotency_key}
+        return self._row(composed, stored, token=id if is_new else new_id(), given=given)
+
+    def _row(self, message: Message, headers: dict[str, str], *, token: str, given: Message | None) -> Row:
         row = Row(
-            message=composed,
-            headers=stored,
-            headers_text=json.dumps(stored, ensure_ascii=False, separators=(",", ":")) if stored else None,
-            delay=self._delay(composed),
-            token=id if is_new else new_id(),
+            message=message,
+            headers=headers,
+            headers_text=json.dumps(headers, ensure_ascii=False, separators=(",", ":")) if headers else None,
+            delay=self._delay(message),
+            token=token,
             given=given,
         )
         row.learn(duplicate=None, sequence=None, generation=None)
         return row
 
+    def _with_copies(self, rows: list[Row]) -> list[Row]:
+        """Each row, followed by those that go to further topics."""
+        if self._fan_out is None:
+            return rows
+        return [copy for row in rows for copy in (row, *self._copies(row, self._fan_out))]
+
+    def _copies(self, row: Row, fan_out: Routes[Sequence[str]]) -> Iterator[Row]:
+        message = row.message
+        for template in fan_out.target_for(message.topic) or ():
+            topic, id = _name_in("topic", template.format(topic=message.topic)), new_id()
+            if topic == message.topic:
+                continue
+            self._check_size(message.payload, topic, message.type)
+            headers = {**row.headers, COPY_HEADER: message.id}
+            idempotency_key = None
+            if message.idempotency_key is not None:  # or the copy would be a duplicate of what it is a copy of
+                idempotency_key = headers[IDEMPOTENCY_HEADER] = _key_of_copy(message.idempotency_key, topic)
+            copy = replace(message, topic=topic, id=id, slot=slot_of(message.key, id), idempotency_key=idempotency_key)
+            yield self._row(copy, headers, token=id, given=None)
+
     def _headers(self, own: object) -> dict[str, str]:
         defaults = self._default_headers() if self._default_headers else None
         return {**_headers_in("the headers hook's answer", defaults), **_headers_in("headers", own)}
 
-    def _check_size(self, payload: bytes, topic: str) -> None:
-        if self.max_payload is not None and len(payload) > self.max_payload:
+    def limit_payloads(self, limits: Mapping[str, int | None]) -> None:
+        """By globs on topics: what their destinations take at most, in bytes. A relay that is given this outbox calls
+        it, so that what could never be delivered is refused right away."""
+        self._taken_by_destinations = Routes(limits)
+
+    def _check_size(self, payload: bytes, topic: str, type: str | None) -> None:
+        size = len(payload)
+        limit = self.max_payload.value_for(topic, type)
+        if limit is not None and size > limit:
             raise PayloadTooLarge(
-                f"the payload for topic {_short(topic)} has {len(payload)} bytes, more than max_payload "
-                f"({self.max_payload}); send a reference to the data instead, or raise Outbox(max_payload=…)"
+                f"the payload for topic {_short(topic)} has {size} bytes, more than max_payload ({limit}); send a "
+                "reference to the data instead, or raise Outbox(max_payload=…)"
+            )
+        limit = self._taken_by_destinations.target_for(topic) if self._taken_by_destinations else None
+        if limit is not None and size > limit:
+            raise PayloadTooLarge(
+                f"the payload for topic {_short(topic)} has {size} bytes, and where it is to go takes {limit} at most; "
+                "send a reference to the data instead"
             )
 
     def _delay(self, message: Message) -> float | None:
@@ -297,6 +344,34 @@ class Outbox:
 
 _UNKNOWN_YET: dict[str, Any] = {"position": 0, "attempt": 1, "epoch": 0, "replays": 0, "created_at": None}
 """What a message that was delivered once may carry, and that a new row does not inherit."""
+
+
+def _payload_limits(given: int | Mapping[str, int | None] | None) -> PerTopic[int | None]:
+    return PerTopic(MAX_PAYLOAD, given) if isinstance(given, Mapping) else PerTopic(given)
+
+
+def _fan_out(given: Mapping[str, Sequence[str]] | None) -> Routes[Sequence[str]] | None:
+    if not given:
+        return None
+    for glob, topics in given.items():
+        if isinstance(topics, str) or not all(_is_template(topic) for topic in topics):
+            raise ConfigurationError(
+                f"fan_out[{glob!r}] is {topics!r}; give a list of topics, in which {{topic}} stands for the message's "
+                "own, such as ['audit.{topic}']"
+            )
+    return Routes(given)
+
+
+def _is_template(text: object) -> bool:
+    try:
+        return isinstance(text, str) and "" != text.format(topic="topic") != "topic"
+    except (LookupError, ValueError, AttributeError):
+        return False
+
+
+def _key_of_copy(key: str, topic: str) -> str:
+    whole = f"{key}#{topic}"
+    return whole if len(whole) <= LONGEST_NAME else sha256(whole.encode()).hexdigest()
 
 
 # --- limits: each refusal names the field, the value and the remedy

@@ -33,10 +33,13 @@ class Features:
     unanswered message per key.
 
     `max_batch`: the most messages one `publish` call can take; None means as many as the relay likes.
+
+    `max_size`: bytes of payload beyond which every message is refused, as far as that is known beforehand.
     """
 
     ordered: bool = False
     max_batch: int | None = None
+    max_size: int | None = None
 
 
 class Batch(Protocol):

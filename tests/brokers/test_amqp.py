@@ -26,6 +26,7 @@ from postroom.testing.publisher_contract import PublisherContract, Received
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
+from tests.brokers.refusals import RefusesWhatIsLarge
 from tests.conftest import server_url
 
 
@@ -103,6 +104,22 @@ class TestAmqpPublisher(BehindProxy, PublisherContract):
 class TestPipelined(TestAmqpPublisher):
     async def make_publisher(self) -> AmqpPublisher:
         return AmqpPublisher(self.proxy.url, pipelined=True)
+
+
+class TestRefusals(RefusesWhatIsLarge):
+    @pytest_asyncio.fixture(autouse=True)
+    async def _queue(self) -> AsyncIterator[None]:
+        self.address, self.topic = server_url("rabbitmq"), f"orders-{secrets.token_hex(6)}"
+        await declare(self.address, self.topic)
+        self.reader = Reader(self.address, self.topic)
+        yield
+        await delete(self.address, self.topic)
+
+    async def make_publisher(self) -> AmqpPublisher:
+        return AmqpPublisher(self.address, max_size=self.large - 1)
+
+    async def received(self) -> list[Received]:
+        return [received(self.topic, message) for message in await self.reader.read()]
 
 
 class TestFaults(FaultSuite):
@@ -208,7 +225,7 @@ async def test_nothing_is_declared_unless_asked(address: str) -> None:
     topic = f"orders-{secrets.token_hex(6)}"
     message = Message(topic=topic, payload=b"1")
     [answer] = await send(address, message)
-    assert isinstance(answer, MessageRejected)
+    assert isinstance(answer, DestinationUnavailable)
     assert await send(f"{address}?declare=true", message) == [None]
     assert (await only(address, topic)).body == b"1"
     await delete(address, topic)
@@ -223,12 +240,34 @@ async def test_a_message_without_a_payload_arrives_empty(address: str, topic: st
 
 
 async def test_a_message_that_no_queue_takes_is_refused_and_the_others_are_not(address: str, topic: str) -> None:
+    async with await aio_pika.connect(address) as connection:
+        queue = await (await connection.channel()).get_queue(topic)
+        await queue.bind("amq.topic", topic)
     lost, fine = Message(topic="nowhere", payload=b"1"), Message(topic=topic, payload=b"2")
-    answers = await send(address, lost, fine)
+    answers = await send(f"{address}?exchange=amq.topic", lost, fine)
     assert isinstance(answers[0], MessageRejected)
     assert "'nowhere'" in str(answers[0])
     assert answers[1] is None
-    assert await send(f"{address}?mandatory=false", lost) == [None]
+    assert await send(f"{address}?exchange=amq.topic&mandatory=false", lost) == [None]
+
+
+async def test_a_missing_queue_blames_no_message(address: str, topic: str) -> None:
+    lost, fine = Message(topic="nowhere", payload=b"1"), Message(topic=topic, payload=b"2")
+    answers = await send(address, lost, fine)
+    assert isinstance(answers[0], DestinationUnavailable)
+    assert "'nowhere'" in str(answers[0])
+    assert answers[1] is None
+
+
+async def test_queues_are_declared_by_calls_side_by_side(address: str) -> None:
+    topics = [f"orders-{secrets.token_hex(6)}" for _ in range(5)]
+    publisher = AmqpPublisher(f"{address}?declare=true")
+    batches = [RecordingBatch([Message(topic=topic, payload=b"1")]) for topic in topics]
+    await asyncio.gather(*(hand_over(publisher, batch) for batch in batches))
+    await publisher.close()
+    assert [len(batch.delivered) for batch in batches] == [1] * 5
+    for topic in topics:
+        await delete(address, topic)
 
 
 async def test_a_full_queue_blames_no_message_and_takes_them_when_there_is_room(address: str) -> None:
@@ -282,6 +321,8 @@ async def test_what_the_protocol_cannot_carry_is_refused_for_good(
         ("amqp://localhost?routing_key=%7Bshop%7D", "may name {topic}, {key} and {type}"),
         ("amqp://localhost?ttl=long", "ttl"),
         ("amqp://localhost:port", "no address of RabbitMQ"),
+        ("amqp://localhost?priority=300", "priority must be between 0 and 255"),
+        ("amqp://localhost?ssl_verify=true", "write 'amqps://'"),
         ("amqps://localhost?ssl_ca=/nowhere.pem", "/nowhere.pem cannot be used"),
     ],
 )

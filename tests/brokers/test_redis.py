@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from postroom.failures import is_unavailable
 from postroom.ports import Finding
 from postroom.publishers.redis import RedisPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
-from postroom.testing.publisher_contract import PublisherContract, Received
+from postroom.testing.publisher_contract import PublisherContract, Received, RejectionContract
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
 from tests.brokers.private import PrivateBroker
 from tests.conftest import server_url
+from tests.proxy import Proxy
 
 
 async def entries(address: str, stream: str) -> list[dict[bytes, bytes]]:
@@ -56,6 +58,33 @@ class TestRedisPublisher(BehindProxy, PublisherContract):
 
     async def received(self) -> list[Received]:
         return [received(self.topic, fields) for fields in await entries(self.address, self.topic)]
+
+
+class TestRefusals(RejectionContract):
+    """It refuses nothing by itself that a message could be made of; we refuse a header in the place of the payload."""
+
+    @pytest.fixture(autouse=True)
+    def _stream(self) -> None:
+        self.address, self.topic = server_url("redis"), f"orders-{secrets.token_hex(6)}"
+
+    async def make_publisher(self) -> RedisPublisher:
+        return RedisPublisher(self.address)
+
+    async def received(self) -> list[Received]:
+        return [received(self.topic, fields) for fields in await entries(self.address, self.topic)]
+
+    def messages(self, *arguments: Any, **fields: Any) -> list[Message]:
+        self._made = super().messages(*arguments, **fields)
+        return self._made
+
+    async def reject(self, ids: Collection[str]) -> None:
+        for message in self._made:
+            if message.id in ids:
+                message.headers = {"payload": "in the way"}
+
+    async def mend_destination(self) -> None:
+        for message in self._made:
+            message.headers = {}
 
 
 class TestFaults(FaultSuite):
@@ -153,6 +182,33 @@ async def test_something_else_in_the_place_of_a_stream_blames_no_message(address
     assert (finding.verdict, topic in finding.seen) == ("problem", True)
 
 
+async def test_a_connection_that_the_server_has_closed_meanwhile_is_no_outage(address: str, topic: str) -> None:
+    with Proxy(address) as proxy:
+        publisher = RedisPublisher(proxy.url)
+        for _ in range(3):
+            batch = await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+            assert batch.delivered
+            proxy.cut()
+            await asyncio.sleep(0.05)  # for the end of the connection to be read; without it the next call reads it
+        await publisher.close()
+
+
+async def test_nothing_leaves_after_the_call_is_over(address: str, topic: str) -> None:
+    """Not even what the client has in a buffer that is larger than the network's."""
+    large = Message(topic=topic, key="a", payload=b"x" * 30_000_000)
+    with Proxy(address) as proxy:
+        publisher = RedisPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, key="b", payload=b"1")]))
+        proxy.stall()
+        batch = await hand_over(publisher, RecordingBatch([large], timeout=0.3))
+        assert not batch.delivered
+        proxy.resume()
+        await publisher.close()
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, key="b", payload=b"2")]))
+        await publisher.close()
+    assert [fields[b"payload"] for fields in await entries(address, topic)] == [b"1", b"2"]
+
+
 async def test_a_server_without_memory_blames_no_message() -> None:
     private = PrivateBroker("redis")
     try:
@@ -180,6 +236,7 @@ async def test_a_server_without_memory_blames_no_message() -> None:
         ("redis://localhost?format=xml", "must be one of postroom, cloudevents, structured"),
         ("redis://localhost:port", "no address of Redis"),
         ("rediss://localhost?ssl_ca=/nowhere.pem", "/nowhere.pem cannot be used"),
+        ("redis://localhost?ssl_ca=/ca.pem", "write 'rediss://'"),
     ],
 )
 def test_a_url_that_cannot_work_is_refused(url: str, words: str) -> None:
@@ -187,7 +244,15 @@ def test_a_url_that_cannot_work_is_refused(url: str, words: str) -> None:
         RedisPublisher(url)
 
 
-@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "redis://shop:wrong@{place}", "redis://no.such.host.invalid"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:1",
+        "redis://shop:wrong@{place}",
+        "redis://{place}?db=9999",
+        "redis://no.such.host.invalid",
+    ],
+)
 async def test_a_server_that_cannot_be_used_is_told_and_found(address: str, url: str) -> None:
     url = url.format(place=address.partition("://")[2])
     [answer] = await send(url, Message(topic="orders", payload=b"1"))

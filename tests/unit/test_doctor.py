@@ -126,3 +126,46 @@ def verdicts(findings: Sequence[Finding]) -> dict[str, str]:
 def test_what_a_status_tells(facts: dict[str, Any], expected: Any) -> None:
     wanted = dict([expected.split()]) if isinstance(expected, str) else expected
     assert verdicts(of_status(status(**facts))) == wanted
+
+
+# --- destinations
+
+
+def destinations(*arguments: str) -> list[dict[str, Any]]:
+    result = run("doctor", "--json", *arguments)
+    assert result.exit_code in (0, 1), result.output
+    return [one for one in json.loads(result.stdout)["findings"] if one["name"] in ("destination", "routes")]
+
+
+def test_a_destination_that_is_not_there_is_a_problem() -> None:
+    run("init")
+    [found] = destinations("--to", "redis://shop:secret@127.0.0.1:1/0")
+    assert found["verdict"] == "problem"
+    assert "redis://" in found["seen"]
+    assert "secret" not in str(found)
+    assert found["remedy"]
+    assert run("doctor", "--to", "redis://127.0.0.1:1").exit_code == 1
+
+
+def test_destinations_are_those_of_the_configuration_too() -> None:
+    run("init")
+    assert destinations() == []
+    Path("postroom.toml").write_text('publisher = "redis://127.0.0.1:1"\nroutes = { "mail.*" = "stdout:" }\n')
+    assert [found["verdict"] for found in destinations()] == ["ok", "problem"]
+
+
+def test_a_topic_that_no_route_takes_is_a_problem() -> None:
+    run("init")
+    add()
+    [destination, lost] = destinations("--route", "mail.*=stdout:")
+    assert destination["verdict"] == "ok"
+    assert (lost["name"], lost["verdict"]) == ("routes", "problem")
+    assert "'orders'" in lost["seen"]
+    assert destinations("--route", "orders=stdout:") == [destination]
+
+
+def test_asking_a_destination_sends_nothing() -> None:
+    run("init")
+    add()
+    destinations("--to", "file:out.jsonl")
+    assert not Path("out.jsonl").exists()

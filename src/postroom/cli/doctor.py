@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import click
 
@@ -12,22 +14,27 @@ from ..ports import Finding
 from . import document
 from .failure import ATTENTION
 from .invocation import Command, Invocation, located, passed, place_of, printing
+from .options import destinations
 from .output import print_facts, print_json
 
 MARKS = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 @click.command(cls=Command)
+@destinations
 @located
 @printing
 @passed
-def doctor(invocation: Invocation) -> None:
+def doctor(invocation: Invocation, **flags: Any) -> None:
     """Look for what is wrong or soon will be, and say what to do about it.
 
+    Destinations that are configured, or given here, are asked whether they would take messages; nothing is sent.
     Status 1 if there is a problem: something that keeps messages from being delivered. Warnings alone are status 0.
     """
-    configuration = invocation.configuration()
-    found = [*invocation.ask(Desk.doctor, configuration), *_cautions(configuration)]
+    configuration = invocation.configuration(**flags)
+    routes = configuration.destinations()
+    look = partial(Desk.doctor, publishers=None if routes is None else dict(routes.targets))
+    found = [*invocation.ask(look, configuration), *_cautions(configuration)]
     if invocation.json:
         print_json(_document(found, configuration))
     else:

@@ -23,6 +23,9 @@ from .output import note
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+TALKATIVE = ("pika",)
+"""Libraries that log as errors what the relay tells anyway, in fewer words."""
+
 
 @dataclass(slots=True)
 class Invocation:
@@ -82,9 +85,15 @@ def logging_to_stderr(level: int) -> Generator[None]:
     before = log.level
     log.addHandler(handler)
     log.setLevel(level)
+    hushed = [] if level == logging.DEBUG else [logging.getLogger(name) for name in TALKATIVE]
+    silence = logging.NullHandler()
+    for other in hushed:
+        other.addHandler(silence)  # else what nobody handles is printed
     try:
         yield
     finally:
+        for other in hushed:
+            other.removeHandler(silence)
         log.removeHandler(handler)
         log.setLevel(before)
 

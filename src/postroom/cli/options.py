@@ -132,7 +132,9 @@ def destinations(command: Command) -> Command:
         "--route", "routes", multiple=True, metavar="GLOB=URL", callback=_routes,
         help="Topics that match go there, as in 'orders.*=stdout:'. May be repeated; the first match wins.",
     )(command)  # fmt: skip
-    return click.option("--publisher", metavar="URL", help="Takes what no route matches, as in stdout:")(command)
+    return click.option(
+        "--publisher", "--to", "publisher", metavar="URL", help="Takes what no route matches, as in stdout:"
+    )(command)
 
 
 def _routes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Mapping[str, str] | None:

@@ -44,6 +44,7 @@ THEIRS = ("channel_max", "frame_max", "heartbeat", "locale")
 
 MAX_SIZE = 128 * 1024 * 1024
 """Bytes of payload that RabbitMQ takes by default, from 3.8 on. More, and it closes the channel under everybody."""
+HIGHEST_PRIORITY = 255
 CONNECT_TIMEOUT = 10.0
 LARGEST_PIECE = 1024 * 1024
 """Bytes of payload that are handed to the client before others have their turn."""
@@ -85,11 +86,13 @@ class AmqpPublisher:
         self._mandatory = given.get("mandatory", mandatory)
         self._mode = DeliveryMode.Persistent if given.get("persistent", persistent) else DeliveryMode.Transient
         self._declare = given.get("declare", declare)
-        self._priority = given.get("priority", priority)
+        self._priority: int | None = given.get("priority", priority)
+        if self._priority is not None and not 0 <= self._priority <= HIGHEST_PRIORITY:
+            raise ConfigurationError(f"priority must be between 0 and {HIGHEST_PRIORITY}, not {self._priority}")
         self._ttl = given.get("ttl", ttl)
         self._max_size = given.get("max_size", max_size)
         self._envelope = Envelope(given.get("format", format), given.get("source", source))
-        self.features = Features(ordered=given.get("pipelined", pipelined))
+        self.features = Features(ordered=given.get("pipelined", pipelined), max_size=self._max_size)
         self._line = _Line()
 
     async def publish(self, batch: Batch) -> None:
@@ -115,19 +118,23 @@ class AmqpPublisher:
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                for topic in topics:
+                for topic in () if self._declare else topics:
                     channel = await self._line.channel(self._parameters)
-                    await self._look_for(channel, Message(topic=topic, key="", type=""))
+                    await self._look_for(channel, Message(topic=topic))
                 await self._line.channel(self._parameters)
         except Exception as error:
             return [_found("problem", f"{self.name}: {describe(error)}", REMEDY)]
         return [_found("ok", f"{self.name} answers")]
 
     async def _look_for(self, channel: Channel, message: Message) -> None:
-        if exchange := self._exchange(message):
+        try:
+            exchange, routing_key = self._exchange(message), self._routing_key(message)
+        except MessageRejected:
+            return  # its place depends on a key or a type
+        if exchange:
             await channel.declare_exchange(exchange, passive=True)
         else:
-            await channel.declare_queue(self._routing_key(message), passive=True)
+            await channel.declare_queue(routing_key, passive=True)
 
     async def _send(self, channel: Channel, message: Message, call: Call, lanes: Lanes) -> None:
         try:
@@ -173,6 +180,8 @@ def _parameters(place: str, url: str, given: Mapping[str, Any]) -> URLParameters
         parameters = URLParameters(place)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"{redact(url)!r} is no address of RabbitMQ: {error}") from None
+    if not place.startswith("amqps:") and (lonely := [name for name in tls.OPTIONS if name in given]):
+        raise ConfigurationError(f"{lonely[0]} is for TLS: write 'amqps://'")
     if place.startswith("amqps:"):
         parameters.ssl_options = SSLOptions(tls.context(given), parameters.host)
     parameters.connection_attempts = 1  # the relay tries again, and knows when
@@ -220,8 +229,9 @@ class Channel:
         self._waiting: asyncio.Future[Any] | None = None
         self._tag = 0
         self._unconfirmed: dict[int, tuple[Message, Call | None]] = {}
-        self._returned: dict[str, str] = {}
+        self._returned: dict[str, Exception] = {}
         self._had: set[tuple[str, str]] = set()
+        self._declaring = asyncio.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -321,9 +331,12 @@ class Channel:
     async def have(self, exchange: str, routing_key: str) -> None:
         """Make the queue, or the exchange, unless it was made before."""
         place = (exchange, "" if exchange else routing_key)
-        if place not in self._had:
-            await (self.declare_exchange(exchange) if exchange else self.declare_queue(routing_key))
-            self._had.add(place)
+        if place in self._had:
+            return
+        async with self._declaring:  # one question at a time
+            if place not in self._had:
+                await (self.declare_exchange(exchange) if exchange else self.declare_queue(routing_key))
+                self._had.add(place)
 
     # --- messages
 
@@ -361,9 +374,10 @@ class Channel:
     def _is_returned(self, _: object, method: Any, properties: Any, __: bytes) -> None:
         """Comes before the confirmation."""
         place = f"exchange {method.exchange!r}" if method.exchange else "the default exchange"
-        self._returned[properties.message_id] = (
-            f"{method.reply_code} {method.reply_text}: {place} has no queue for {method.routing_key!r}"
-        )
+        text = f"{method.reply_code} {method.reply_text}: {place} has no queue for {method.routing_key!r}"
+        # There the routing key is the name of a queue, so that is missing; elsewhere nobody may want this message.
+        is_missing = not method.exchange
+        self._returned[properties.message_id] = DestinationUnavailable(text) if is_missing else MessageRejected(text)
 
     def _confirmed(self, frame: Any) -> None:
         answer, tag = frame.method, frame.method.delivery_tag
@@ -378,9 +392,9 @@ class Channel:
                 call.answer(message, _judged(refused, reason))
 
 
-def _judged(refused: bool, returned: str | None) -> Exception | None:
+def _judged(refused: bool, returned: Exception | None) -> Exception | None:
     if returned is not None:
-        return MessageRejected(returned)
+        return returned
     if refused:
         return DestinationUnavailable("the broker refused it: a queue is full, or could not store it")
     return None

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 from nats.errors import NoRespondersError, SecureConnWantedError
 
@@ -46,6 +45,7 @@ OPTIONS = {
 SCHEMES = ("nats", "tls")
 PORT = 4222
 DEDUPE_HEADER = "Nats-Msg-Id"
+NO_RESPONDERS = b"NATS/1.0 503"
 
 CONNECT_TIMEOUT = 5.0
 ASK_TIMEOUT = 2.0
@@ -178,11 +178,6 @@ class Packet(NamedTuple):
     headers: bytes
     payload: bytes
 
-    def wire(self, reply: str) -> bytes:
-        size = len(self.headers)
-        line = f"HPUB {self.subject} {reply} {size} {size + len(self.payload)}\r\n".encode()
-        return b"%b%b%b\r\n" % (line, self.headers, self.payload)
-
 
 def _block(headers: dict[str, str]) -> bytes:
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -203,12 +198,12 @@ def _is_name(name: str) -> bool:
 # --- answers
 
 
-def _verdict(answer: Msg, subject: str) -> Exception | None:
+def _verdict(data: bytes, headers: bytes | None, subject: str) -> Exception | None:
     """What a stream says to a message; nothing to object is nothing."""
-    if answer.headers is not None and answer.headers.get("Status") == "503":
+    if headers is not None and headers.startswith(NO_RESPONDERS):
         return DestinationUnavailable(f"no stream takes the subject {subject!r}: {_make_stream(subject)}")
     try:
-        said: Any = json.loads(answer.data)
+        said: Any = json.loads(data.decode())
         if "error" in said:
             return _judged(said)
         if said["stream"] and "seq" in said:
@@ -313,10 +308,11 @@ class Connections:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._turn, self._connection = loop, asyncio.Lock(), None
-        async with self._turn:
-            if self._connection is None or self._connection.lost is not None:
-                self._connection = await self._open()
-            return self._connection
+        if self._connection is None or self._connection.lost is not None:
+            async with self._turn:
+                if self._connection is None or self._connection.lost is not None:
+                    self._connection = await self._open()
+        return self._connection
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -388,9 +384,10 @@ class Connection(Client):
         """The latest trouble that the client told of."""
         self._transport = self._wire = Wire()
         self._most = most
-        self._inbox = f"{self.new_inbox()}."
+        self._inbox = self.new_inbox()
         self._numbers = count(1)
-        self._unanswered: dict[str, Sent] = {}
+        self._unanswered: dict[bytes, Sent] = {}
+        """By the subject of the reply."""
         self._news = asyncio.Event()
 
     async def open(self) -> None:
@@ -409,7 +406,7 @@ class Connection(Client):
             token=server.token,
             user_credentials=server.creds,
         )
-        await self.subscribe(f"{self._inbox}*", cb=self._answered)  # pyright: ignore[reportUnknownMemberType]
+        await self.subscribe(f"{self._inbox}.*")  # pyright: ignore[reportUnknownMemberType]
         await self.flush()  # a task of the client writes it, and what we write may not overtake it
 
     # --- messages
@@ -421,11 +418,13 @@ class Connection(Client):
 
     def send(self, packets: Sequence[Packet], call: Call) -> None:
         chunks: list[bytes] = []
-        for packet in packets:
-            reply = f"{self._inbox}{next(self._numbers)}"
-            chunks.append(packet.wire(reply))
-            self._unanswered[reply] = Sent(packet.message, packet.subject, call)
-        call.unanswered += len(chunks)
+        for message, subject, headers, payload in packets:
+            reply = f"{self._inbox}.{next(self._numbers)}"
+            size = len(headers)
+            line = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\n"
+            chunks += line.encode(), headers, payload, b"\r\n"
+            self._unanswered[reply.encode()] = Sent(message, subject, call)
+        call.unanswered += len(packets)
         self._wire.write(b"".join(chunks))
 
     async def wait_until_written(self) -> None:
@@ -446,11 +445,7 @@ class Connection(Client):
         self._wire.abort()
         self._news.set()
 
-    async def _answered(self, answer: Msg) -> None:
-        if (sent := self._unanswered.get(answer.subject)) is not None:
-            self._settle(answer.subject, _verdict(answer, sent.subject))
-
-    def _settle(self, reply: str, error: Exception | None) -> None:
+    def _settle(self, reply: bytes, error: Exception | None) -> None:
         message, _, call = self._unanswered.pop(reply)
         if self.lost is None:
             call.unanswered -= 1
@@ -490,6 +485,13 @@ class Connection(Client):
                     self._settle(reply, DestinationUnavailable(text))
         elif "permissions violation" in text:
             self.abort(text)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        """Answers need none of the client's queues; a second one to the same message says nothing new."""
+        if (sent := self._unanswered.get(subject)) is not None:
+            self._settle(subject, _verdict(data, headers, sent.subject))
+        elif not subject.startswith(self._inbox.encode()):
+            await super()._process_msg(sid, subject, reply, data, headers)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """Without this a server that offers no TLS would be told the password in clear."""

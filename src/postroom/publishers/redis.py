@@ -9,7 +9,7 @@ from typing import Any, cast
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ExecAbortError, ResponseError
+from redis.exceptions import ExecAbortError, RedisError, ResponseError
 
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from ..failures import describe, is_unavailable
@@ -20,7 +20,7 @@ from ..wire import tls
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import positive, take, truth
-from ..wire.template import template
+from ..wire.template import names_for, template
 
 OPTIONS = {
     "stream": str,
@@ -34,7 +34,7 @@ OPTIONS = {
 THEIRS = ("client_name", "db", "username", "password")
 """What the URL may say to the client."""
 
-UNAVAILABLE = frozenset({"BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "WRONGTYPE"})
+UNAVAILABLE = frozenset({"ASK", "BUSY", "CROSSSLOT", "MISCONF", "MOVED", "NOAUTH", "NOREPLICAS", "WRONGTYPE"})
 """Answers that are about the server or the stream, beside those that the client has classes for."""
 
 SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
@@ -93,7 +93,7 @@ class RedisPublisher:
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         """A stream that is not there is made by the first message; something else of that name is in the way."""
-        streams = sorted({self._stream(Message(topic=topic, key="", type="")) for topic in topics})
+        streams = sorted(names_for(self._stream, topics))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 found = await self._ask([[b"PING"], *([b"TYPE", stream] for stream in streams)])
@@ -201,7 +201,14 @@ def _pool(place: str, url: str, given: Mapping[str, Any]) -> Callable[[], Connec
     scheme, _, rest = place.partition("://")
     scheme = SCHEMES.get(scheme, scheme)
     place = f"{scheme}://{rest}"
-    options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": CONNECT_TIMEOUT}
+    if scheme != "rediss" and (lonely := [name for name in tls.OPTIONS if name in given]):
+        raise ConfigurationError(f"{lonely[0]} is for TLS: write 'rediss://' or 'valkeys://'")
+    options: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+    }
+    if scheme != "unix":
+        options["socket_keepalive"] = True
     if scheme == "rediss":
         tls.context(given)  # what cannot be used is told now
         is_verified = given.get("ssl_verify", True)
@@ -231,17 +238,27 @@ class Connections:
         self._pool: ConnectionPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._spare: list[AbstractConnection] = []
+        self._transports: dict[AbstractConnection, asyncio.Transport] = {}
 
     async def take(self) -> AbstractConnection:
         loop = asyncio.get_running_loop()
         if self._pool is None or self._loop is not loop:
-            self._pool, self._loop, self._spare = self._make_pool(), loop, []
-        connection = self._spare.pop() if self._spare else self._pool.make_connection()
+            self._pool, self._loop, self._spare, self._transports = self._make_pool(), loop, [], {}
+        while self._spare:
+            connection = self._spare.pop()
+            if _is_there(connection):
+                return connection
+            await self.drop(connection)
+        connection = self._pool.make_connection()
         try:
             await connection.connect()
+        except RedisError as error:  # whatever it says: nobody has sent anything yet
+            await self.drop(connection)
+            raise DestinationUnavailable(describe(error)) from error
         except BaseException:
             await self.drop(connection)
             raise
+        self._transports[connection] = cast(Any, connection)._writer.transport
         return connection
 
     def give_back(self, connection: AbstractConnection) -> None:
@@ -251,9 +268,18 @@ class Connections:
         """Nothing more may leave it. What broke one probably broke the others."""
         spare, self._spare = self._spare, []
         for each in (connection, *spare):
+            if (transport := self._transports.pop(each, None)) is not None:
+                transport.abort()  # the client would still send what it has
             await each.disconnect(nowait=True)
 
     async def close(self) -> None:
         spare, self._spare = self._spare, []
         for connection in spare:
+            self._transports.pop(connection, None)
             await connection.disconnect(nowait=True)
+
+
+def _is_there(connection: AbstractConnection) -> bool:
+    """Whether the server has not hung up meanwhile, as it does on those that say nothing for long."""
+    reader: asyncio.StreamReader | None = cast(Any, connection)._reader
+    return reader is not None and not reader.at_eof()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from .. import events
 
@@ -28,6 +29,8 @@ class LoggingObserver:
                     event.outbox, message.id, message.topic, message.key, event.reason,
                     "; its key waits for `revive` or `discard`" if event.holding else "", event.error,
                 )  # fmt: skip
+            case events.BreakerOpened(pause=math.inf):
+                log.error("%s: %s", event.outbox, event.error)
             case events.BreakerOpened():
                 log.warning(
                     "%s: destination %s is unavailable, next probe in %.3g s: %s",

@@ -74,6 +74,8 @@ class Relay:
         self._publishers: Routes[wiring.Target] = wiring.targets_for(
             publishers, tuple(unavailable), self.settings.concurrency
         )
+        if outbox is not None:
+            outbox.limit_payloads(wiring.payload_limits(self._publishers))
         self._clock: Clock = clock or SystemClock()
         self._observers = [LoggingObserver(), *observers]
         self._paused: set[str] = set()

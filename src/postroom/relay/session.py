@@ -21,6 +21,7 @@ from ..settings import Settings
 from .breaker import Breaker
 from .leases import LeaseKeeper
 from .logs import log
+from .memory import BreakerChanged
 from .outcomes import Outcomes
 from .outlet import Outlet
 from .pause import Pause
@@ -117,6 +118,8 @@ class Session:
         while not self._stopping.is_set():
             try:
                 await self._store.open(claim=self._settings.claim, create_tables=self._settings.create_tables)
+                if NO_ROUTE in await self._store.successes():
+                    await self._store.report_success(NO_ROUTE)  # there may be one now
             except endured as error:
                 await self._wait_for_store(error, pause, give_up)
             else:
@@ -149,7 +152,8 @@ class Session:
                 return outlets[target.name]
             if topic not in said:
                 said.add(topic)
-                log.error("%s: no route matches the topic %r: its messages stay pending", self._name, topic)
+                nowhere.breaker.error = f"no route matches the topic {topic!r}: its messages wait until one does"
+                plan.changes.append(BreakerChanged(nowhere, "tripped"))
             return nowhere
 
         plan = Plan(

@@ -7,6 +7,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, cast
 
 from .. import registry
@@ -15,6 +16,9 @@ from ..outbox import Outbox
 from ..ports import Publisher, Store
 from ..redact import redact
 from ..routing import Routes
+
+LONGEST = 200
+"""Characters of a destination's name: it is a column, and something may have to be added."""
 
 
 def new_relay_id() -> str:
@@ -53,14 +57,24 @@ def targets_for(publishers: Any, unavailable: tuple[type[BaseException], ...], c
     return Routes(routes)
 
 
+def payload_limits(routes: Routes[Target]) -> dict[str, int | None]:
+    """By glob: what its destination takes at most, if that is known."""
+    return {glob: target.make().features.max_size for glob, target in routes.targets.items()}
+
+
 def _target(publisher: Any, unavailable: tuple[type[BaseException], ...], concurrency: int, taken: set[str]) -> Target:
     if isinstance(publisher, str):
         url = publisher
         kind = registry.load(registry.PUBLISHERS, registry.scheme_of(url))
-        kind(url)  # a bad URL is an error now, not when the relay runs; constructors do no I/O
-        return Target(_unique(redact(url), taken), lambda: kind(url), True)
+        made = kind(url)  # a bad URL is an error now, not when the relay runs; constructors do no I/O
+        return Target(_unique(_name_at(url, made), taken), lambda: kind(url), True)
     if hasattr(publisher, "publish") and hasattr(publisher, "features"):
         return Target(_unique(_name_of(publisher), taken), lambda: publisher, False)
+    if isinstance(publisher, (list, tuple, set)):
+        raise ConfigurationError(
+            "a topic goes to one destination; to send its messages to several, let the outbox write a copy for each, "
+            "as in Outbox(fan_out={'orders.*': ['audit.{topic}']}), and route 'audit.*' to the other"
+        )
     if callable(publisher):
         kind = registry.load(registry.PUBLISHERS, "callable")
         return Target(
@@ -74,6 +88,12 @@ def _target(publisher: Any, unavailable: tuple[type[BaseException], ...], concur
     )
 
 
+def _name_at(url: str, publisher: Any) -> str:
+    """The URL, unless the publisher was given another name, as for a URL that is a secret itself."""
+    name, own = redact(url), getattr(publisher, "name", None)
+    return own if isinstance(own, str) and own and not name.startswith(own) else name
+
+
 def _name_of(publisher: Any) -> str:
     given = getattr(publisher, "name", None)
     if isinstance(given, str) and given:
@@ -85,6 +105,9 @@ def _name_of(publisher: Any) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
+    if len(name) > LONGEST:
+        digest = sha256(name.encode()).hexdigest()[:8]
+        name = f"{name[: LONGEST - 1 - len(digest)]}…{digest}"
     number, unique = 1, name
     while unique in taken:
         number += 1

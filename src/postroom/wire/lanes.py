@@ -14,7 +14,9 @@ class Lanes:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._failed: set[Hashable] = set()
+        self._failed: dict[Hashable, int] = {}
+        """Of each key that failed, the place in the batch of the first that did."""
+        self._places: dict[int, int] | None = None
 
     def open(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Those that may still be tried when it is their turn; the others are answered for."""
@@ -36,11 +38,21 @@ class Lanes:
         if error is not None and message.key is not None:
             if self._has_failed(message):
                 error = NotAttempted("a message before it in its key failed")
-            self._failed.add((message.topic, message.key))
+            else:
+                self._failed[(message.topic, message.key)] = self._place(message)
         self._batch.answer(message, error)
 
     def _has_failed(self, message: Message) -> bool:
-        return bool(self._failed) and message.key is not None and (message.topic, message.key) in self._failed
+        """Whether one before it did: one behind it says nothing about it, though that may have been refused earlier."""
+        if not self._failed or message.key is None:
+            return False
+        first = self._failed.get((message.topic, message.key))
+        return first is not None and first < self._place(message)
+
+    def _place(self, message: Message) -> int:
+        if self._places is None:
+            self._places = {id(each): place for place, each in enumerate(self._batch.messages)}
+        return self._places[id(message)]
 
 
 def pieces(messages: Sequence[Message], most_bytes: int) -> Iterator[Sequence[Message]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from string import Formatter
 
 from ..errors import ConfigurationError, MessageRejected
@@ -28,6 +29,15 @@ def template(name: str, text: str) -> Callable[[Message], str]:
         return text.format(**values)
 
     return fill
+
+
+def names_for(fill: Callable[[Message], str], topics: Iterable[str]) -> set[str]:
+    """What it is for these topics, as far as the topic alone decides that."""
+    names: set[str] = set()
+    for topic in topics:
+        with suppress(MessageRejected):
+            names.add(fill(Message(topic=topic)))
+    return names
 
 
 def _fields(name: str, text: str) -> list[str]:
