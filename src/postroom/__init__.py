@@ -27,7 +27,7 @@ from .errors import (
     TablesMissing,
     UnsupportedConnection,
 )
-from .message import Message
+from .message import TOMBSTONE, Message
 from .outbox import Outbox
 from .relay import Relay, Report
 from .retry import ByError, ByType, Exponential, Fixed, Immediate, Never, Steps
@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022 - in the order of the flow
     "Outbox",
     "Message",
+    "TOMBSTONE",
     "Relay",
     "Report",
     "Desk",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import Enum
 from hashlib import md5
 from typing import Any
 
@@ -28,6 +29,16 @@ REVIVED_HEADER = "postroom-revived"
 REPLAY_HEADER = "postroom-replay"
 TOMBSTONE_HEADER = "postroom-tombstone"
 COPY_HEADER = "postroom-copy-of"
+NOTHING_HEADER = "postroom-nothing"
+
+
+class Nothing(Enum):
+    """A payload that is none: with Kafka a tombstone, which lets compaction drop what the key had."""
+
+    TOMBSTONE = "tombstone"
+
+
+TOMBSTONE = Nothing.TOMBSTONE
 
 
 def new_id(nanoseconds: int | None = None, random: Callable[[int], bytes] = os.urandom) -> str:

@@ -21,7 +21,16 @@ from .connections.fullness import Limit
 from .connections.writer import Row, Writer
 from .duration import Duration, seconds
 from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge, UnsupportedConnection
-from .message import COPY_HEADER, IDEMPOTENCY_HEADER, LONGEST_NAME, Message, new_id, slot_of
+from .message import (
+    COPY_HEADER,
+    IDEMPOTENCY_HEADER,
+    LONGEST_NAME,
+    NOTHING_HEADER,
+    TOMBSTONE,
+    Message,
+    new_id,
+    slot_of,
+)
 from .routing import PerTopic, Routes
 from .serialize import Serializer, encode, resolve
 from .stores.pending import MOST_COUNTED
@@ -266,6 +275,8 @@ class Outbox:
             **_UNKNOWN_YET,
         )
         stored = headers if idempotency_key is None else {**headers, IDEMPOTENCY_HEADER: idempotency_key}
+        if message.payload is TOMBSTONE:
+            stored = {**stored, NOTHING_HEADER: "1"}
         return self._row(composed, stored, token=id if is_new else new_id(), given=given)
 
     def _row(self, message: Message, headers: dict[str, str], *, token: str, given: Message | None) -> Row:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 from uuid import UUID
 
 from .errors import ConfigurationError, SerializationError
+from .message import TOMBSTONE
 
 BINARY = "application/octet-stream"
 Default = Callable[[Any], object]
@@ -110,6 +111,8 @@ class JsonSerializer:
 
 def encode(payload: Any, serializer: Serializer, content_type: str | None = None) -> tuple[bytes, str]:
     """The payload's bytes and their content type. Bytes are not touched; everything else is the serializer's."""
+    if payload is TOMBSTONE:
+        return b"", content_type or BINARY
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return bytes(cast(bytes, payload)), content_type or BINARY
     return _dumps(payload, serializer), content_type or serializer.content_type

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
-from postroom import Message, MessageRejected
+from postroom import TOMBSTONE, Message, MessageRejected, Outbox, Relay
 from postroom.errors import NotAttempted
 from postroom.testing.batch import RecordingBatch
 from postroom.wire.envelope import Envelope
@@ -63,3 +67,20 @@ def test_a_message_without_a_payload_has_no_data() -> None:
     wrapped = Envelope("structured").wrap(Message(topic="t")).payload
     assert wrapped is not None
     assert {"data", "data_base64"}.isdisjoint(json.loads(wrapped))
+
+
+@pytest.mark.parametrize("format", ["postroom", "cloudevents"])
+def test_a_tombstone_is_no_payload_from_the_outbox_to_the_wire(tmp_path: Path, format: str) -> None:
+    sent: list[tuple[bytes | None, dict[str, str]]] = []
+
+    def wrap(message: Message) -> None:
+        wrapped = Envelope(format).wrap(message)
+        sent.append((wrapped.payload, wrapped.headers))
+
+    outbox = Outbox()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        for payload in (TOMBSTONE, b"", None):
+            outbox.add(connection, "orders", payload, key="a")
+    asyncio.run(Relay(f"sqlite:///{tmp_path / 'shop.db'}", wrap, outbox=outbox).drain())
+    assert [payload for payload, _ in sent] == [None, b"", b"null"]
+    assert ["postroom-nothing" in headers for _, headers in sent] == [True, False, False]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from ..errors import ConfigurationError
-from ..message import Message
+from ..message import NOTHING_HEADER, Message
 
 Format = Literal["postroom", "cloudevents", "structured"]
 """`postroom`: the payload as it is, and headers of ours. `cloudevents`: the payload as it is, and the attributes of a
@@ -43,7 +43,7 @@ class Envelope:
 
     def _binary(self, message: Message) -> Wrapped:
         attributes = {f"{self._prefix}{name}": value for name, value in self._attributes(message).items()}
-        return Wrapped({**message.headers, **attributes}, message.payload, message.content_type)
+        return Wrapped({**message.headers, **attributes}, payload_of(message), message.content_type)
 
     def _structured(self, message: Message) -> Wrapped:
         event = self._attributes(message)
@@ -73,12 +73,17 @@ class Envelope:
 
 
 def _as_it_is(message: Message) -> Wrapped:
-    return Wrapped(message.wire_headers(), message.payload, message.content_type)
+    return Wrapped(message.wire_headers(), payload_of(message), message.content_type)
+
+
+def payload_of(message: Message) -> bytes | None:
+    """None if it was written without one, which the database has no other place for than a header."""
+    return None if not message.payload and NOTHING_HEADER in message.headers else message.payload
 
 
 def _data(message: Message) -> bytes:
     """The last member of the document. JSON is put there as it is: read and written again, its numbers would change."""
-    payload: bytes | None = message.payload
+    payload = payload_of(message)
     if payload is None:
         return b""
     if is_json(message.content_type) and _is_really_json(payload):
