@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
+from urllib.request import Request as Forwarded
+from urllib.request import urlopen
 
 import boto3
 from botocore.config import Config
 
 from postroom.testing.publisher_contract import Received
+from tests.brokers.http_server import Answer, HttpServer, Request
 
 REGION = "eu-central-1"
 ACCOUNT = "123456789012"
@@ -35,6 +40,7 @@ class Aws:
         self._sqs: Any = boto3.client("sqs", **given)
         self._sns: Any = boto3.client("sns", **given)
         self._taken: list[dict[str, Any]] = []
+        self._queues: dict[str, str] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._helper: threading.Thread | None = None
 
@@ -54,7 +60,7 @@ class Aws:
         """In the background: moto is slow with queues in which there is much."""
 
         def help() -> None:
-            while not self._closed.wait(0.02):
+            while not self._closed.wait(0.25):
                 self.take(name)
 
         self._helper = threading.Thread(target=help)
@@ -67,7 +73,9 @@ class Aws:
             return list(self._taken)
 
     def _take(self, name: str) -> None:
-        queue = self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        if name not in self._queues:
+            self._queues[name] = self._sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        queue = self._queues[name]
         while found := self._sqs.receive_message(
             QueueUrl=queue, MaxNumberOfMessages=10, MessageAttributeNames=["All"], AttributeNames=["All"]
         ).get("Messages"):
@@ -81,6 +89,48 @@ class Aws:
             self._helper.join()
         self._sqs.close()
         self._sns.close()
+
+
+class PickySqs:
+    """Stands before SQS, refuses entries, and may say that it is all too much."""
+
+    def __init__(self, address: str, server: HttpServer) -> None:
+        self._upstream, self.address = address, server.address
+        self.refused: set[str] = set()
+        """The ids of messages."""
+        self.is_throttling = False
+
+    def react(self, request: Request) -> Answer:
+        asked = json.loads(request.body)
+        if self.is_throttling and "Entries" in asked:
+            return _answer({"__type": "ThrottlingException", "message": "rate exceeded"}, status=400)
+        failed = [entry for entry in asked.get("Entries", ()) if headers_of(entry)["postroom-id"] in self.refused]
+        asked["Entries"] = [entry for entry in asked.get("Entries", ()) if entry not in failed]
+        said: dict[str, Any] = {"Successful": []}
+        if asked["Entries"] or not failed:
+            said = self._forward(request, asked)
+        refusal = {"SenderFault": True, "Code": "InvalidMessageContents", "Message": "not these words"}
+        said["Failed"] = [*said.get("Failed", ()), *({"Id": entry["Id"], **refusal} for entry in failed)]
+        return _answer(said)
+
+    def _forward(self, request: Request, asked: dict[str, Any]) -> dict[str, Any]:
+        names = ("authorization", "content-type", "x-amz-target", "x-amz-date", "host")
+        headers = {name: value for name, value in request.headers.items() if name in names}
+        with urlopen(Forwarded(f"{self._upstream}/", json.dumps(asked).encode(), headers), timeout=20) as answer:
+            return json.loads(answer.read())
+
+
+def _answer(said: dict[str, Any], status: int = 200) -> Answer:
+    headers = {"content-type": "application/x-amz-json-1.0"}
+    return Answer(status=status, body=json.dumps(said).encode(), headers=headers)
+
+
+@contextmanager
+def picky_sqs(address: str) -> Iterator[PickySqs]:
+    with HttpServer() as server:
+        picky = PickySqs(address, server)
+        server.react = picky.react
+        yield picky
 
 
 def headers_of(message: dict[str, Any]) -> dict[str, str]:

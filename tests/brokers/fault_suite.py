@@ -29,6 +29,8 @@ from tests.proxy import Proxy
 
 OUTAGE = float(os.environ.get("POSTROOM_OUTAGE", "3"))
 """Seconds for which a broker is down."""
+LULL = max(1.0, OUTAGE / 3)
+"""In a long outage less is written at a time, so that it takes no longer to deliver than after a short one."""
 KEYS = [f"order-{number}" for number in range(20)]
 SETTINGS: dict[str, Any] = {"lease_ttl": "4s", "publish_timeout": "1s", "batch_size": 50, "breaker_cap": "1s"}
 IN_FLIGHT = 4 * 2 * 50
@@ -116,6 +118,8 @@ class FaultSuite:
     pause = 0.005
     """Seconds between two messages of a key: not much more shall be written than can be delivered."""
     settings = SETTINGS
+    enough = 10_000
+    """Bytes that a client says on a connection before answers to it are swallowed."""
 
     def shared(self) -> str:
         """The address of a broker that is there for every test."""
@@ -158,7 +162,7 @@ class FaultSuite:
         topic, breakers = self.prepare(direct), Breakers()
         with (
             relay_running(database, self.to(address), breakers, **self.settings),
-            Writer(database, topic, self.pause) as writer,
+            Writer(database, topic, self.pause * LULL) as writer,
         ):
             yield breakers, lambda: self.count(direct, topic)
             writer.stop()
@@ -215,7 +219,7 @@ class FaultSuite:
                 before = count()
                 eventually(lambda before=before: count() > before, within=PATIENCE)
                 breakers.opened.clear()
-                proxy.swallow_answers(lambda said, _: len(said) > 10_000)
+                proxy.swallow_answers(lambda said, _: len(said) > self.enough)
                 assert breakers.opened.wait(PATIENCE)
                 breakers.closed.clear()
                 proxy.heal()

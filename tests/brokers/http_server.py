@@ -110,6 +110,8 @@ class HttpServer(Loop):
         self.connections = 0
         """So many were made."""
         self.react: Callable[[Request], Reaction] = lambda _: Answer()
+        self.pause = 0.0
+        """Seconds before each answer."""
         self._port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,6 +172,7 @@ class HttpServer(Loop):
         self.connections += 1
         try:
             while request := await _read(reader):
+                await asyncio.sleep(self.pause)
                 reaction = self.react(request)
                 self._answer(writer, reaction, request)
                 if isinstance(reaction, HangUp):
@@ -219,15 +222,15 @@ async def _read(reader: asyncio.StreamReader) -> Request:
 
 
 class SecureServer(Loop):
-    """It takes everything; but while it is held, it answers to nothing."""
+    """It takes everything; but while it is held, it answers to nothing. After `most` requests it ends a connection."""
 
-    def __init__(self, certificate: str = "server.pem") -> None:
+    def __init__(self, most: int = 1_000) -> None:
         super().__init__()
         self.requests: list[Request] = []
         self.held = threading.Event()
         self.waiting = 0
         """Requests that are held."""
-        self._certificate = str(CERTIFICATES / certificate)
+        self._most = most
         self.port = 0
 
     async def run(self, ready: threading.Event, end: asyncio.Event) -> None:
@@ -235,7 +238,8 @@ class SecureServer(Loop):
         self.port = listening.getsockname()[1]
         config = Config()
         config.bind = [f"fd://{listening.detach()}"]
-        config.certfile = config.keyfile = self._certificate
+        config.certfile = config.keyfile = str(CERTIFICATES / "server.pem")
+        config.keep_alive_max_requests = self._most
         config.graceful_timeout = config.shutdown_timeout = 0.1
         config.errorlog = logging.getLogger("tests.hypercorn")
 

@@ -10,8 +10,6 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.request import Request as Forwarded
-from urllib.request import urlopen
 
 import pytest
 from cloudevents.core.formats.json import JSONFormat
@@ -24,7 +22,7 @@ from postroom.publishers.sns import SnsPublisher
 from postroom.publishers.sqs import SqsPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received, RejectionContract
-from tests.brokers.aws_reader import Aws, headers_of, payload_of, received, url_of
+from tests.brokers.aws_reader import Aws, headers_of, payload_of, picky_sqs, received, url_of
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import SETTINGS, Arrived, FaultSuite
@@ -72,7 +70,7 @@ async def examined(url: str, topic: str) -> Finding:
 
 
 class TestSqsPublisher(BehindProxy, PublisherContract, RejectionContract):
-    """Before the real one stands a server that refuses entries, as moto does not."""
+    """Before moto stands a server that refuses entries, as it does not."""
 
     broker = "moto"
     patience = 100.0
@@ -81,10 +79,8 @@ class TestSqsPublisher(BehindProxy, PublisherContract, RejectionContract):
     @pytest.fixture(autouse=True)
     def _network(self) -> Iterator[None]:
         self.address = server_url(self.broker)
-        self.refused: set[str] = set()
-        with HttpServer() as picky, Proxy(picky.address) as proxy:
-            picky.react = self._pass_on
-            self.proxy = proxy
+        with picky_sqs(self.address) as picky, Proxy(picky.address) as proxy:
+            self.picky, self.proxy = picky, proxy
             yield
 
     @pytest.fixture(autouse=True)
@@ -103,31 +99,11 @@ class TestSqsPublisher(BehindProxy, PublisherContract, RejectionContract):
         return [received(self.topic, message) for message in self.aws.take(f"{self.topic}.fifo")]
 
     async def reject(self, ids: Collection[str]) -> None:
-        self.refused = set(ids)
+        self.picky.refused = set(ids)
 
     async def mend_destination(self) -> None:
         await super().mend_destination()
-        self.refused = set()
-
-    def _pass_on(self, request: Request) -> Answer:
-        asked = json.loads(request.body)
-        failed = [entry for entry in asked.get("Entries", ()) if self._is_refused(entry)]
-        asked["Entries"] = [entry for entry in asked.get("Entries", ()) if entry not in failed]
-        said: dict[str, Any] = {"Successful": []}
-        if asked["Entries"] or not failed:
-            said = self._forward(request, asked)
-        refusal = {"SenderFault": True, "Code": "InvalidMessageContents", "Message": "not these words"}
-        said["Failed"] = [*said.get("Failed", ()), *({"Id": entry["Id"], **refusal} for entry in failed)]
-        return Answer(body=json.dumps(said).encode(), headers={"content-type": "application/x-amz-json-1.0"})
-
-    def _is_refused(self, entry: dict[str, Any]) -> bool:
-        return headers_of(entry)["postroom-id"] in self.refused
-
-    def _forward(self, request: Request, asked: dict[str, Any]) -> dict[str, Any]:
-        names = ("authorization", "content-type", "x-amz-target", "x-amz-date", "host")
-        headers = {name: value for name, value in request.headers.items() if name in names}
-        with urlopen(Forwarded(f"{self.address}/", json.dumps(asked).encode(), headers), timeout=20) as answer:
-            return json.loads(answer.read())
+        self.picky.refused = set()
 
 
 class TestSnsPublisher(BehindProxy, PublisherContract):
@@ -177,9 +153,11 @@ class Network:
 
 class TestFaults(FaultSuite):
     broker = "moto"
-    pause = 0.4
+    pause = 1.0
     settings: ClassVar[dict[str, Any]] = {**SETTINGS, "publish_timeout": "5s", "lease_ttl": "15s"}
     """moto is slow."""
+    enough = 1_000
+    """It closes each connection after an answer."""
 
     @pytest.fixture(autouse=True)
     def _aws(self, aws: Aws) -> None:

@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 import socket
+import ssl
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -18,15 +19,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import httpcore
 import httpx
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, StreamEnded
 from standardwebhooks import Webhook
 
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
 from postroom.errors import NotAttempted
 from postroom.failures import is_unavailable
 from postroom.ports import Finding
+from postroom.publishers import http
 from postroom.publishers.http import HttpPublisher, is_public
 from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received, RejectionContract
@@ -316,6 +322,92 @@ async def test_http_2_is_spoken_where_the_server_does(secure: SecureServer) -> N
     assert by_key == {f"key-{n}": [b"%d" % each for each in range(n, 200, 7)] for n in range(7)}
 
 
+async def test_large_bodies_over_http_2_do_not_get_stuck(secure: SecureServer) -> None:
+    publisher = securely_to(secure)
+    for _ in range(5):
+        messages = [Message(topic="orders", payload=b"0123456789" * 20_000) for _ in range(40)]
+        assert (await hand_over(publisher, RecordingBatch(messages))).delivered == messages
+    await publisher.close()
+    assert {len(request.body) for request in secure.requests} == {200_000}
+
+
+async def test_leave_to_send_that_came_with_the_answer_to_another_request_is_noticed() -> None:
+    """Without a ping, who waits for it would wait for ever."""
+    is_small_there, bodies = asyncio.Event(), dict[int, int]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = H2Connection(H2Configuration(client_side=False))
+        connection.initiate_connection()
+        writer.write(connection.data_to_send())
+        with suppress(ConnectionError):
+            while data := await reader.read(100_000):
+                for event in connection.receive_data(data):
+                    heard(connection, event)
+                writer.write(connection.data_to_send())
+        writer.transport.abort()
+
+    def heard(connection: H2Connection, event: object) -> None:
+        if isinstance(event, DataReceived):
+            bodies[event.stream_id] = bodies.get(event.stream_id, 0) + len(event.data or b"")
+            if sum(bodies.values()) == 65_535:  # as much as may be sent without leave
+                connection.increment_flow_control_window(100_000)
+                connection.increment_flow_control_window(100_000, event.stream_id)
+                connection.send_headers(1, [(":status", "200")], end_stream=True)
+        elif isinstance(event, StreamEnded) and event.stream_id == 1:
+            is_small_there.set()
+        elif isinstance(event, StreamEnded):
+            connection.send_headers(event.stream_id, [(":status", "200")], end_stream=True)
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "server.pem")
+    context.set_alpn_protocols(["h2"])
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = listener.sockets[0].getsockname()[1]
+    publisher = HttpPublisher(f"https://localhost:{port}#allow_private=true&ssl_ca={CERTIFICATES / 'ca.pem'}")
+    small, large = (RecordingBatch([Message(topic="orders", payload=b"x" * size)]) for size in (1, 100_000))
+    first = asyncio.ensure_future(hand_over(publisher, small))
+    await is_small_there.wait()
+    await hand_over(publisher, large)
+    await first
+    await publisher.close()
+    listener.close()
+    await asyncio.sleep(0.1)  # until they are closed indeed
+    assert (small.delivered, large.delivered) == (small.messages, large.messages)
+
+
+async def test_over_http_2_a_long_silence_is_broken_by_a_ping() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while await reader.read(100) == http.PING:
+                writer.write(http.PONG)
+        writer.transport.abort()
+        is_over.set()
+
+    is_over = asyncio.Event()
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    network = http.Network(allow_private=True)
+    stream = await network.connect_tcp("127.0.0.1", listener.sockets[0].getsockname()[1])
+    stream.is_shared = True
+    for _ in range(2):
+        assert await stream.read(100, timeout=10) == http.PONG
+    network.close()
+    await is_over.wait()
+    listener.close()
+    await asyncio.sleep(0)
+
+
+async def test_over_http_2_a_connection_that_timed_out_has_ended(server: HttpServer) -> None:
+    """The network says so with the same error as a clock of our own does."""
+    network = http.Network(allow_private=True)
+    stream = await network.connect_tcp("127.0.0.1", int(server.address.rpartition(":")[2]))
+    stream.is_shared = True
+    stream._reader.set_exception(TimeoutError("ETIMEDOUT"))
+    with pytest.raises(httpcore.ReadTimeout):
+        await stream.read(100, timeout=10)
+    network.close()
+    await asyncio.sleep(0)
+
+
 async def test_a_cancelled_call_over_http_2_gives_its_connection_up(secure: SecureServer) -> None:
     """Of what requests wait to say on it, nobody else may say a part."""
     publisher = securely_to(secure)
@@ -357,6 +449,13 @@ async def test_a_connection_for_many_that_has_ended_is_not_used_again(secure: Se
         await publisher.close()
 
 
+async def test_a_connection_for_many_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_CARRIED", 50)
+    with SecureServer(most=100) as secure:
+        messages = [Message(topic="orders", key=f"key-{n % 30}", payload=b"%d" % n) for n in range(500)]
+        assert await send(securely_to(secure), *messages) == [None] * 500
+
+
 def is_outage(error: BaseException | None) -> bool:
     return error is not None and is_unavailable(error)
 
@@ -390,17 +489,15 @@ async def test_answers_that_blame_no_message(server: HttpServer, status: int) ->
     assert len(server.refused) == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "permanent"),
-    [(400, False), (409, False), (405, False), (418, False), (410, True), (413, True), (415, True), (422, True)],
-)
-async def test_answers_that_blame_the_message(server: HttpServer, status: int, permanent: bool) -> None:
+@pytest.mark.parametrize("status", [400, 405, 409, 410, 413, 415, 418, 422])
+async def test_answers_that_blame_the_message_but_never_for_good(server: HttpServer, status: int) -> None:
+    """If the hook is broken, and refuses all of them, the relay can still find out."""
     refuse(server, status, "a")
     messages = [Message(topic="orders", key=key, payload=b"1") for key in ("a", "a", "b")]
     answers = await send(to(server), *messages)
     assert [type(answer) for answer in answers] == [MessageRejected, NotAttempted, type(None)]
     assert isinstance(answers[0], MessageRejected)
-    assert answers[0].permanent == permanent
+    assert not answers[0].permanent
     assert "x" * 150 in str(answers[0])
     assert len(str(answers[0])) < 250
 
@@ -465,7 +562,7 @@ async def test_a_drip_of_an_answer_has_no_more_time_than_any_other(server: HttpS
 async def test_an_answer_counts_from_the_moment_its_status_is_known(server: HttpServer, status: int) -> None:
     server.react = lambda _: f"HTTP/1.1 {status} Whatever\r\ncontent-length: 100\r\n\r\nwait".encode()
     publisher = to(server)
-    await asyncio.wait_for(publisher.publish(batch := RecordingBatch([Message(topic="orders", payload=b"1")], 0.5)), 10)
+    await asyncio.wait_for(publisher.publish(batch := RecordingBatch([Message(topic="orders", payload=b"1")], 2)), 10)
     await publisher.close()
     [answer] = batch.answers.values()
     assert answer is None if status == 200 else str(answer) == "HTTP 503 Whatever: wait"
@@ -508,13 +605,48 @@ async def test_of_a_long_answer_only_a_beginning_is_read(server: HttpServer) -> 
 
 async def test_at_most_so_many_go_at_once_and_after_an_outage_nothing_more_is_begun(server: HttpServer) -> None:
     server.react = lambda _: Silence()
-    messages = [Message(topic="orders", payload=b"%d" % number) for number in range(50)]
     publisher = to(server, "#concurrency=4")
-    batch = RecordingBatch(messages, 0.5)
-    await asyncio.wait_for(publisher.publish(batch), 10)
+    batch = RecordingBatch([Message(topic="orders", payload=b"%d" % number) for number in range(50)], 30)
+    call = asyncio.ensure_future(publisher.publish(batch))
+    await until(lambda: len(server.refused) == 4)
+    server.hang_up()
+    await call
     await publisher.close()
     assert len(server.refused) == 4
     assert [type(error) for error in batch.answers.values()].count(NotAttempted) == 46
+
+
+async def test_waiting_for_room_is_not_the_silence_of_the_hook(server: HttpServer) -> None:
+    """What has waited for long is given back; what has begun goes on."""
+    server.pause, timeout = 0.4, 2.0
+    publisher = to(server, "#concurrency=2")
+    calls = [[Message(topic="orders", key=f"{n}", payload=b"%d" % (2 * n + m)) for m in range(2)] for n in range(16)]
+    rounds, left = 0, calls
+    while left:
+        batches = [RecordingBatch(messages, timeout) for messages in left]
+        await asyncio.gather(*(hand_over(publisher, batch) for batch in batches))
+        assert {type(error) for batch in batches for error in batch.answers.values()} <= {type(None), NotAttempted}
+        assert all(batch.delivered == batch.messages[: len(batch.delivered)] for batch in batches)
+        assert not any(batch.violations for batch in batches)
+        left, rounds = [batch.failed for batch in batches if batch.failed], rounds + 1
+    await publisher.close()
+    assert rounds > 1
+    assert len(server.requests) == 32
+    for messages in calls:
+        bodies = [request.body for request in server.requests if request.headers["postroom-key"] == messages[0].key]
+        assert bodies == [message.payload for message in messages]
+
+
+async def test_who_waits_for_room_is_patient_while_answers_come() -> None:
+    room, message = asyncio.Semaphore(0), Message(topic="orders")
+    call = http.Call(RecordingBatch([message], 2.0))
+    waiting = asyncio.ensure_future(call.found(room))
+    await asyncio.sleep(0.6)
+    call.answer(message, None)
+    await asyncio.sleep(0.6)
+    assert not waiting.done()
+    room.release()
+    assert await waiting
 
 
 async def test_a_connection_that_the_server_has_closed_is_not_used_again(server: HttpServer) -> None:
@@ -593,6 +725,45 @@ async def test_secrets_are_in_no_log_of_http_2_either(secure: SecureServer, capl
     assert (secure.requests[0].target, secure.requests[0].headers["x-token"]) == ("/?token=hush-2", "hush-3")
     assert "hush" not in caplog.text
     assert base64.b64encode(b"shop:hush-1").decode() not in caplog.text
+
+
+@pytest.mark.parametrize(("option", "options"), [("&name=alerts", {}), ("", {"name": "alerts"})])
+async def test_a_name_stands_for_a_url_whose_path_is_secret(
+    server: HttpServer, caplog: pytest.LogCaptureFixture, option: str, options: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.INFO)
+    publisher = to(server, f"/services/T0/hush-hush/{{key}}?v=hush-hush#{option}", **options)
+    told = [publisher.name, (await examined(publisher)).seen]
+    assert told == ["alerts", "alerts can be connected to"]
+    for status in (400, 404, 302):
+        server.react = lambda request, status=status: Answer(
+            status=status, headers={"location": request.target}, body=f"Cannot POST {request.target}".encode()
+        )
+        told += map(str, await send(publisher, Message(topic="orders", key="a")))
+    for key in (None, ".."):
+        told += map(str, await send(publisher, Message(topic="orders", key=key)))
+    assert [request.target for request in server.refused] == ["/services/T0/hush-hush/a?v=hush-hush"] * 3
+    assert "Cannot POST" in told[2]
+    assert "hush" not in f"{told} {caplog.text}"
+    server.stop()
+    [finding] = await publisher.examine([])
+    assert (finding.verdict, finding.seen.startswith("alerts: ")) == ("problem", True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.example/hush#name=alerts&color=red",
+        "https://hooks.example/hush#name=alerts&concurrency=0",
+        "https://hooks.example/hush/{shop}#name=alerts",
+        "https://hooks.example/hush/../x#name=alerts",
+        "ftp://hooks.example/hush#name=alerts",
+    ],
+)
+def test_what_is_wrong_with_a_url_is_told_by_its_name(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="alerts") as caught:
+        HttpPublisher(url)
+    assert "hush" not in str(caught.value)
 
 
 def repeated(request: Request, *names: str) -> bytes:
@@ -724,6 +895,8 @@ async def test_a_message_without_the_key_of_its_path_is_refused_for_good(server:
     ("url", "words"),
     [
         ("https://hooks.example#color=red", "unknown option 'color'"),
+        ("https://hooks.example#name=", "name of a hook must not be empty"),
+        ("https://hooks.example#name=a%23b", "nor have # in it"),
         ("https://hooks.example#concurrency=0", "concurrency must be at least 1"),
         ("https://hooks.example#max_size=big", "max_size must be a whole number"),
         ("https://hooks.example#allow_private=perhaps", "allow_private must be 'true' or 'false'"),

@@ -6,8 +6,9 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from cloudevents.core.bindings.kafka import KafkaMessage, from_kafka_event
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
 from postroom.errors import NotAttempted
 from postroom.failures import is_unavailable
+from postroom.message import slot_of
 from postroom.ports import Finding
 from postroom.publishers.kafka import KafkaPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
@@ -28,6 +30,7 @@ from postroom.testing.publisher_contract import PublisherContract, Received
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import SETTINGS, Arrived, FaultSuite
+from tests.brokers.refusals import RefusesWhatIsLarge
 from tests.conftest import server_url
 from tests.proxy import Proxy
 from tests.services.kafka import Kafka
@@ -35,6 +38,8 @@ from tests.services.places import locked
 from tests.services.registry import BROKERS
 
 PARTITIONS = 4
+END_OF_TRANSACTION = (26).to_bytes(2)
+"""Where a request says what it asks for, after four bytes with its length: to commit, or to abort."""
 
 
 def servers(address: str) -> str:
@@ -50,9 +55,9 @@ async def create(address: str, topic: str, **configs: str) -> None:
         await admin.close()
 
 
-async def records(address: str, topic: str) -> list[Any]:
+async def records(address: str, topic: str, *, isolation: str = "read_uncommitted") -> list[Any]:
     """All there are, in order within a partition."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=servers(address), enable_auto_commit=False)
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers(address), enable_auto_commit=False, isolation_level=isolation)
     await consumer.start()
     try:
         partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
@@ -111,6 +116,19 @@ class TestKafkaPublisher(BehindProxy, PublisherContract):
         return [received(record) for record in await records(self.address, self.topic)]
 
 
+class TestTransactionalPublisher(TestKafkaPublisher):
+    async def make_publisher(self) -> KafkaPublisher:
+        return KafkaPublisher(f"{self.proxy.url}?transactional={self.topic}")
+
+    async def received(self) -> list[Received]:
+        return [received(record) for record in await records(self.address, self.topic, isolation="read_committed")]
+
+    def messages(self, number: int, keys: Sequence[str | None] = ("a",), **fields: Any) -> list[Message]:
+        """In some slots, so that a batch is several transactions."""
+        messages = super().messages(number, keys, **fields)
+        return [replace(message, slot=slot_of(message.key, message.id) % 5) for message in messages]
+
+
 class TestFaults(FaultSuite):
     broker = "kafka"
     settings = SETTINGS | {"lease_ttl": "12s", "publish_timeout": "5s"}  # a producer that is made anew takes a while
@@ -125,6 +143,15 @@ class TestFaults(FaultSuite):
 
     def arrived(self, address: str, topic: str) -> list[Arrived]:
         found = asyncio.run(records(address, topic))
+        return [(record.key.decode(), json.loads(record.value)["number"]) for record in found]
+
+
+class TestTransactionalFaults(TestFaults):
+    def to(self, address: str) -> str:
+        return f"{address}?transactional=shop-{secrets.token_hex(6)}"
+
+    def arrived(self, address: str, topic: str) -> list[Arrived]:
+        found = asyncio.run(records(address, topic, isolation="read_committed"))
         return [(record.key.decode(), json.loads(record.value)["number"]) for record in found]
 
 
@@ -224,6 +251,165 @@ async def test_a_topic_name_that_cannot_be_is_refused(address: str) -> None:
     assert isinstance(answer, MessageRejected)
 
 
+# --- transactions
+
+
+def in_slot(topic: str, *payloads: bytes, key: str = "a", epoch: int = 1) -> list[Message]:
+    return [Message(topic=topic, key=key, payload=payload, slot=7, epoch=epoch) for payload in payloads]
+
+
+async def hand(publisher: KafkaPublisher, *messages: Message, timeout: float = 10.0) -> list[BaseException | None]:
+    batch = await hand_over(publisher, RecordingBatch(messages, timeout))
+    assert not batch.violations
+    return [batch.answers[message.id] for message in messages]
+
+
+async def committed(address: str, topic: str) -> list[bytes]:
+    return [record.value for record in await records(address, topic, isolation="read_committed")]
+
+
+async def until_sent(address: str, topic: str, payload: bytes) -> None:
+    """Until it is in the log, committed or not."""
+    async with asyncio.timeout(30):
+        while payload not in [record.value for record in await records(address, topic)]:
+            pass
+
+
+async def test_a_former_owner_is_fenced_off(address: str, topic: str) -> None:
+    former, owner = (KafkaPublisher(address, transactional=topic) for _ in range(2))
+    assert await hand(former, *in_slot(topic, b"1", b"2")) == [None, None]
+    assert await hand(owner, *in_slot(topic, b"3", epoch=2)) == [None]
+    for answer in await hand(former, *in_slot(topic, b"stale", b"stale")):
+        assert isinstance(answer, (DestinationUnavailable, NotAttempted))
+    assert await hand(owner, *in_slot(topic, b"4", epoch=2)) == [None]
+    assert await committed(address, topic) == [b"1", b"2", b"3", b"4"]
+    await former.close()
+    await owner.close()
+
+
+async def test_being_fenced_off_is_said_in_words_and_blames_no_message(address: str, topic: str) -> None:
+    former, owner = (KafkaPublisher(address, transactional=topic) for _ in range(2))
+    assert await hand(former, *in_slot(topic, b"1")) == [None]
+    assert await hand(owner, *in_slot(topic, b"2", epoch=2)) == [None]
+    [answer] = await hand(former, *in_slot(topic, b"stale"))
+    assert isinstance(answer, DestinationUnavailable)
+    assert "another relay owns the slot by now" in str(answer)
+    await former.close()
+    await owner.close()
+
+
+async def test_an_owner_that_comes_back_with_a_new_lease_fences_off_the_one_between(address: str, topic: str) -> None:
+    first, second = (KafkaPublisher(address, transactional=topic) for _ in range(2))
+    assert await hand(first, *in_slot(topic, b"1")) == [None]
+    assert await hand(second, *in_slot(topic, b"2", epoch=2)) == [None]
+    assert await hand(first, *in_slot(topic, b"3", epoch=3)) == [None]
+    [answer] = await hand(second, *in_slot(topic, b"stale", epoch=2))
+    assert isinstance(answer, DestinationUnavailable)
+    assert await committed(address, topic) == [b"1", b"2", b"3"]
+    await first.close()
+    await second.close()
+
+
+async def test_messages_of_a_lease_that_is_over_are_not_sent_with_the_next(address: str, topic: str) -> None:
+    publisher = KafkaPublisher(address, transactional=topic)
+    assert await hand(publisher, *in_slot(topic, b"1", epoch=2)) == [None]
+    [answer] = await hand(publisher, *in_slot(topic, b"stale", epoch=1))
+    assert isinstance(answer, DestinationUnavailable)
+    assert await hand(publisher, *in_slot(topic, b"2", epoch=2)) == [None]
+    assert await committed(address, topic) == [b"1", b"2"]
+    await publisher.close()
+
+
+async def test_slots_do_not_fence_each_other_off(address: str, topic: str) -> None:
+    one, other = (KafkaPublisher(address, transactional=topic) for _ in range(2))
+    for payload in (b"1", b"2"):
+        for publisher, slot in ((one, 1), (other, 2)):
+            message = Message(topic=topic, key="a", payload=payload, slot=slot, epoch=slot)
+            assert await hand(publisher, message) == [None]
+    await one.close()
+    await other.close()
+
+
+async def test_what_was_sent_and_not_committed_is_never_seen(topic: str, address: str) -> None:
+    """The brokers have it in their logs, but not the answer to them: the call was given up before the commit."""
+    with kafka_proxy() as proxy:
+        publisher = KafkaPublisher(proxy.url, transactional=topic)
+        assert await hand(publisher, *in_slot(topic, b"first")) == [None]
+        proxy.swallow_answers(lambda said, data: b"given up" in data)
+        [answer] = await hand(publisher, *in_slot(topic, b"given up"), timeout=1.0)
+        assert answer is not None
+        assert is_unavailable(answer)
+        await until_sent(address, topic, b"given up")
+        proxy.heal()
+        assert await hand(publisher, *in_slot(topic, b"last")) == [None]
+        assert await committed(address, topic) == [b"first", b"last"]
+        await publisher.close()
+
+
+@pytest.mark.parametrize("patience", [1.0, 10.0])
+async def test_a_commit_without_an_answer_is_an_outage(topic: str, address: str, patience: float) -> None:
+    """It may have happened, and here it has: the message is sent again. Whoever is less patient ends the call."""
+    with kafka_proxy() as proxy:
+        publisher = KafkaPublisher(proxy.url, transactional=topic)
+        assert await hand(publisher, *in_slot(topic, b"first")) == [None]
+        proxy.swallow_answer(lambda said, data: data[4:6] == END_OF_TRANSACTION)
+        messages = in_slot(topic, b"second")
+        batch = RecordingBatch(messages, timeout=2.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await publisher.publish(batch)
+        assert proxy.swallowed.is_set()
+        assert {type(answer) for answer in batch.answers.values()} == (
+            {DestinationUnavailable} if patience > batch.timeout else set()
+        )
+        proxy.heal()
+        assert await hand(publisher, *messages) == [None]
+        assert await committed(address, topic) == [b"first", b"second", b"second"]
+        await publisher.close()
+
+
+async def test_in_a_transaction_what_is_too_large_for_the_topic_fails_alone(address: str) -> None:
+    topic = f"orders-{secrets.token_hex(6)}"
+    await create(address, topic, **{"max.message.bytes": "20000"})
+    messages = [Message(topic=topic, key=f"k{n % 5}", payload=b"%d" % n, slot=7, epoch=1) for n in range(50)]
+    messages[10] = Message(topic=topic, key="k0", payload=bytes(100_000), slot=7, epoch=1)
+    answers = await send(f"{address}?compression.type=none&transactional={topic}", *messages)
+    assert isinstance(answers[10], MessageRejected)
+    assert {type(answers[n]) for n in range(15, 50, 5)} == {NotAttempted}
+    assert {answers[n] for n in range(50) if n % 5 or n < 10} == {None}
+    expected = [b"%d" % n for n in range(50) if n % 5 or n < 10]
+    assert sorted(await committed(address, topic)) == sorted(expected)
+
+
+async def test_in_a_transaction_what_is_too_large_for_us_fails_alone(address: str, topic: str) -> None:
+    large, small = (
+        Message(topic=topic, key=key, payload=bytes(size), slot=7) for key, size in (("a", 2_000_000), ("b", 10))
+    )
+    answers = await send(address, large, small, transactional=topic)
+    assert isinstance(answers[0], MessageRejected)
+    assert answers[1] is None
+    assert await committed(address, topic) == [bytes(10)]
+
+
+async def test_in_a_transaction_a_missing_topic_holds_up_no_other(address: str, topic: str) -> None:
+    url = f"{address}?topic.metadata.propagation.max.ms=500&transactional={topic}"
+    missing, good = (Message(topic=name, key="a", payload=b"1", slot=7) for name in (f"nowhere-{topic}", topic))
+    answers = await send(url, missing, good)
+    assert isinstance(answers[0], DestinationUnavailable)
+    assert answers[1] is None
+    assert await committed(address, topic) == [b"1"]
+
+
+def test_a_transactional_publisher_may_be_used_on_one_event_loop_after_another(address: str) -> None:
+    topic = f"orders-{secrets.token_hex(6)}"
+    asyncio.run(create(address, topic))
+    publisher = KafkaPublisher(address, transactional=topic)
+    for payload in (b"1", b"2"):
+        assert asyncio.run(hand(publisher, *in_slot(topic, payload))) == [None]
+    asyncio.run(publisher.close())
+    assert asyncio.run(committed(address, topic)) == [b"1", b"2"]
+
+
 # --- bad input
 
 
@@ -231,8 +417,14 @@ async def test_a_topic_name_that_cannot_be_is_refused(address: str) -> None:
     ("url", "words"),
     [
         ("kafka://localhost?acks=1", "acks=1 can lose or reorder messages"),
+        ("kafka://localhost?delivery.timeout.ms=5000", "message.timeout.ms=5000 can lose or reorder messages"),
+        ("kafka://shop:secret@localhost", "security.protocol=SASL_SSL"),
         ("kafka://localhost?enable.idempotence=false", "can lose or reorder"),
         ("kafka://localhost?message.timeout.ms=1000", "can lose or reorder"),
+        ("kafka://localhost?transactional=shop&acks=1", "can lose or reorder"),
+        ("kafka://localhost?transactional=shop&unsafe=true", "transactional and unsafe exclude each other"),
+        ("kafka://localhost?transactional=", "must say what the transactional ids begin with"),
+        ("kafka://localhost?transactional.id=shop", "write transactional=shop"),
         ("kafka://localhost?no.such.option=1", "no.such.option"),
         ("kafka://localhost?topic=%7Bshop%7D", "may name {topic}, {key} and {type}"),
         ("kafka:", "names no brokers"),
@@ -268,3 +460,68 @@ delivered 1
 order-1 OrderPlaced {"id":1,"total":42}
 """
     )
+
+
+class TestRefusals(RefusesWhatIsLarge):
+    @pytest_asyncio.fixture(autouse=True)
+    async def _topic(self) -> None:
+        self.address, self.topic = server_url("kafka"), f"orders-{secrets.token_hex(6)}"
+        await create(self.address, self.topic)
+
+    async def make_publisher(self) -> KafkaPublisher:
+        return KafkaPublisher(f"{self.address}?message.max.bytes={self.large}")
+
+    async def received(self) -> list[Received]:
+        return [received(record) for record in await records(self.address, self.topic)]
+
+
+async def test_what_the_client_has_no_room_for_is_not_overtaken(address: str, topic: str) -> None:
+    messages = [Message(topic=topic, key="a", payload=b"%d" % n) for n in range(50)]
+    rest, arrived = messages, 0
+    publisher = KafkaPublisher(f"{address}?queue.buffering.max.messages=3&linger.ms=50")
+    while rest:
+        batch = await hand_over(publisher, RecordingBatch(rest))
+        assert [type(error) for error in batch.answers.values() if error is not None and not is_unavailable(error)] in (
+            [],
+            [NotAttempted] * (len(rest) - len(batch.delivered) - 1),
+        )
+        assert batch.delivered == rest[: len(batch.delivered)]
+        arrived += len(batch.delivered)
+        rest = messages[arrived:]
+    await publisher.close()
+    assert [record.value for record in await records(address, topic)] == [message.payload for message in messages]
+
+
+async def test_two_rows_with_one_id_are_both_answered_for(address: str, topic: str) -> None:
+    """As after two replays of one message."""
+    first = Message(topic=topic, key="a", payload=b"1", replays=1)
+    second = Message(topic=topic, key="b", payload=b"2", replays=2, id=first.id)
+    publisher = KafkaPublisher(address)
+    answered: list[Message] = []
+
+    class Both(RecordingBatch):
+        def answer(self, message: Message, error: BaseException | None = None) -> None:
+            assert error is None
+            answered.append(message)
+
+    await publisher.publish(Both([first, second]))
+    await publisher.close()
+    assert answered in ([first, second], [second, first])
+
+
+async def test_why_nothing_is_heard_is_told() -> None:
+    [answer] = await send("kafka://127.0.0.1:1", Message(topic="orders", payload=b"1"), timeout=2.0)
+    assert isinstance(answer, DestinationUnavailable)
+    assert "127.0.0.1:1" in str(answer)
+    assert "refused" in str(answer).lower()
+
+
+@pytest.mark.parametrize("headers", [{"zero\0": "1"}, {"half\ud83d": "1"}, {"a": "half \ud83d"}])
+async def test_a_header_that_cannot_travel_is_refused_for_good(
+    address: str, topic: str, headers: dict[str, str]
+) -> None:
+    bad, good = Message(topic=topic, payload=b"1", headers=headers), Message(topic=topic, payload=b"2")
+    refused, delivered = await send(address, bad, good)
+    assert isinstance(refused, MessageRejected)
+    assert refused.permanent
+    assert delivered is None

@@ -12,14 +12,15 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from contextvars import ContextVar
 from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib.util import find_spec
+from string import Formatter
 from typing import Any, cast
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 import httpcore
 import httpx
@@ -34,9 +35,10 @@ from ..wire import tls
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, TRACE, Envelope
 from ..wire.lanes import Lanes
 from ..wire.options import positive, take, truth
-from ..wire.template import template
+from ..wire.template import FIELDS, template
 
 OPTIONS = {
+    "name": str,
     "concurrency": positive,
     "format": str,
     "source": str,
@@ -48,9 +50,6 @@ OPTIONS = {
 
 UNAVAILABLE = frozenset({401, 403, 404, 407, 408, 425, 429})
 """Answers that are about the hook or our right to it, beside 3xx and 5xx. Any other 4xx is about the message."""
-
-PERMANENT = frozenset({410, 413, 415, 422})
-"""Answers after which no retry can help."""
 
 FORBIDDEN = frozenset({
     "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te", "trailer",
@@ -64,6 +63,10 @@ AS_THEY_ARE = frozenset({CONTENT_TYPE, *TRACE})
 CONNECT_TIMEOUT = 10.0
 KEEP_ALIVE = 5.0
 """Seconds after which an unused connection is closed; most servers wait longer."""
+
+MOST_CARRIED = 500
+"""Requests after which a connection for many is replaced. Many servers end one after 1,000, and then httpcore gives up
+all that is in flight on it, though the server would still answer."""
 
 MOST_READ = 64 * 1024
 """Bytes of an answer that are read to keep the connection; what says more loses it."""
@@ -81,7 +84,8 @@ class HttpPublisher:
     """`https://host/hooks/{topic}`: one POST per message with its headers; the answer's status decides.
 
     The path is a template with `{topic}`, `{key}` and `{type}`; the query is the hook's own. Options come in the
-    fragment, which is never sent: `https://host/hook#concurrency=8&format=cloudevents&secret=whsec_…`.
+    fragment, which is never sent: `https://host/hook#concurrency=8&format=cloudevents&secret=whsec_…`. With a `name`,
+    that is told instead of the URL.
 
     The messages of a key go one after the other, and once one fails the rest of that key is not tried. Different keys
     go at the same time, at most `concurrency` in all. After an outage nothing more is begun in that call.
@@ -96,6 +100,7 @@ class HttpPublisher:
         self,
         url: str,
         *,
+        name: str | None = None,
         concurrency: int = 16,
         format: str = "postroom",
         source: str = DEFAULT_SOURCE,
@@ -105,13 +110,16 @@ class HttpPublisher:
         allow_private: bool = False,
         client: httpx.AsyncClient | None = None,
     ) -> None:
-        place, given = take(url, OPTIONS, mark="#")
-        self.name = redact(place)
-        self._address = Address(place)
+        place, _, options = url.partition("#")
+        name = _name_in(options, name)
+        self.name = name or redact(place)
+        _, given = take(f"{self.name}#{options}", OPTIONS, mark="#")
+        self._address = Address(place, name)
         self._tls = self._address.tls(given)
         self._envelope = Envelope(given.get("format", format), given.get("source", source))
         self._keys = _keys(given.get("secret", secrets))
         self._headers = {**self._address.authorization, **_fixed(headers or {})}
+        self._hidden = [*self._address.hidden, *_words(self._headers.values())]
         self._max_size: int | None = given.get("max_size", max_size)
         self._allow_private: bool = given.get("allow_private", allow_private)
         self._concurrency: int = given.get("concurrency", concurrency)
@@ -133,6 +141,7 @@ class HttpPublisher:
     async def close(self) -> None:
         if self._session is not None:
             self._session.close()
+            await asyncio.sleep(0)  # until they are closed indeed
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         """Whether a connection can be made; no request is sent, so what the hook says is not known."""
@@ -154,9 +163,17 @@ class HttpPublisher:
     async def _work_through(self, call: Call) -> None:
         while call.waiting:
             for message in call.lanes.open(call.waiting.popleft()):
-                async with self._room:
-                    if call.may_start(message):
-                        call.answer(message, await self._post(message, call.timeout))
+                await self._attempt(call, message, self._room)
+
+    async def _attempt(self, call: Call, message: Message, room: asyncio.Semaphore) -> None:
+        if not await call.found(room):
+            call.lanes.answer(message, NotAttempted("other requests took all the room that concurrency leaves"))
+            return
+        try:
+            if call.may_start(message):
+                call.answer(message, await self._post(message, call.timeout))
+        finally:
+            room.release()
 
     async def _post(self, message: Message, timeout: float) -> Exception | None:
         session = self._settle_in()
@@ -176,7 +193,7 @@ class HttpPublisher:
             outage = describe(error)
         if exchange.response is None:
             return DestinationUnavailable(outage)
-        return _judged(exchange.response, self._excerpt(exchange.body))
+        return _judged(exchange.response, exchange.body, self._hide)
 
     def _request(self, client: httpx.AsyncClient, message: Message, timeout: float) -> httpx.Request:
         wrapped = self._envelope.wrap(message)
@@ -195,23 +212,21 @@ class HttpPublisher:
             "POST", url, headers=headers, content=body, timeout=timeout, extensions=dict(extensions)
         )
 
-    def _excerpt(self, body: bytes) -> str:
-        """What an error tells of an answer; some servers repeat what they were told."""
-        text = _one_line(body[: 10 * MOST_TOLD].decode(errors="replace"))
-        for value in self._headers.values():
-            for word in (value, value.rpartition(" ")[2]):
-                text = text.replace(word, HIDDEN) if len(word) >= SHORTEST_SECRET else text
-        return redact(text)[:MOST_TOLD]
+    def _hide(self, text: str) -> str:
+        """Without what is secret: some servers repeat what they were told."""
+        for word in self._hidden:
+            text = text.replace(word, HIDDEN)
+        return redact(text)
 
     def _settle_in(self) -> Session:
         """Connections belong to one event loop, and are made anew on another."""
         session, loop = self._session, asyncio.get_running_loop()
         if session is not None and session.loop is loop and not session.is_over:
             return session
-        if session is None or session.loop is not loop:
+        if session is not None and session.loop is loop:
+            session.retire()
+        else:
             self._room = asyncio.Semaphore(self._concurrency)
-        if session is not None:
-            session.close()
         self._session = Session(self._client, self._tls, self._allow_private)
         return self._session
 
@@ -224,6 +239,26 @@ class Call:
         self.lanes = Lanes(batch)
         self.waiting = _by_key(batch.messages)
         self._met_outage = False
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
+        """When the hook last answered, or the call began."""
+        self._limits: set[asyncio.Timeout] = set()
+        """Of those that wait for room."""
+
+    async def found(self, room: asyncio.Semaphore) -> bool:
+        """Whether there was room in good time. Who waits for long is answered for, lest the relay take it for the
+        hook's silence and end what has begun."""
+        if not room.locked():
+            return await room.acquire()
+        limit = asyncio.timeout_at(self._patience_ends)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                return await room.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._limits.discard(limit)
 
     def may_start(self, message: Message) -> bool:
         if self._met_outage:
@@ -233,7 +268,15 @@ class Call:
 
     def answer(self, message: Message, error: Exception | None) -> None:
         self._met_outage |= isinstance(error, DestinationUnavailable)
+        self._heard = self._loop.time()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(self._patience_ends)
         self.lanes.answer(message, error)
+
+    @property
+    def _patience_ends(self) -> float:
+        return self._heard + self.timeout / 2
 
 
 def _by_key(messages: Iterable[Message]) -> deque[list[Message]]:
@@ -251,14 +294,17 @@ def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
 
 
 class Address:
-    """The URL of a hook. The host is fixed: it has one breaker and one limit."""
+    """The URL of a hook. The host is fixed: it has one breaker and one limit. If it has a name, no more is told."""
 
-    def __init__(self, url: str) -> None:
-        parts, origin = _split(url)
+    def __init__(self, url: str, name: str | None = None) -> None:
+        shown = name or redact(url)
+        parts, origin = _split(url, shown)
+        self._name = name
         self._origin = str(origin).removesuffix("/")
-        self._path = template("path", parts.path or "/")
+        self._path, self._needed = _path(parts.path or "/", shown)
         self._query = f"?{parts.query}" if parts.query else ""
         self._shown_query = redact(self._query)
+        self.hidden = [] if name is None else _words(re.split("[/?&=]", f"{parts.path}{self._query}"))
         self._is_secure = parts.scheme == "https"
         self.host = origin.raw_host.decode()
         self.port = origin.port or (443 if self._is_secure else 80)
@@ -267,10 +313,11 @@ class Address:
     def of(self, message: Message) -> tuple[str, Mapping[str, Any]]:
         """The URL, and if it holds a secret, what to ask for beside it: the client logs every URL it sees."""
         path = self._filled(message)
+        shown = f"{path}{self._shown_query}" if self._name is None else f"/{HIDDEN}"
         url = f"{self._origin}{path}{self._query}"
-        if self._shown_query == self._query:
+        if shown == f"{path}{self._query}":
             return url, {}
-        return f"{self._origin}{path}{self._shown_query}", {"target": httpx.URL(url).raw_path}
+        return f"{self._origin}{shown}", {"target": httpx.URL(url).raw_path}
 
     def tls(self, given: Mapping[str, Any]) -> ssl.SSLContext | None:
         if self._is_secure:
@@ -280,14 +327,39 @@ class Address:
         return None
 
     def _filled(self, message: Message) -> str:
-        values = {field: _segment(getattr(message, field)) for field in ("topic", "key", "type")}
+        values = {field: _segment(getattr(message, field)) for field in FIELDS}
+        if lacking := [field for field in self._needed if values[field] is None]:
+            raise MessageRejected(f"it has no {lacking[0]}, and the path of the hook needs one", permanent=True)
         path = self._path(Message(**values, id=message.id))
         if _leads_elsewhere(path):
-            raise MessageRejected(f"its path would be {path!r}, which leads elsewhere", permanent=True)
+            raise MessageRejected("its path would have . or .. in it, which leads elsewhere", permanent=True)
         return path
 
 
-def _split(url: str) -> tuple[SplitResult, httpx.URL]:
+def _name_in(options: str, name: str | None) -> str | None:
+    """The name that the options give, or else this one."""
+    name = dict(parse_qsl(options, keep_blank_values=True)).get("name", name)
+    if name is not None and (not name.strip() or "#" in name):
+        raise ConfigurationError(f"the name of a hook must not be empty, nor have # in it: {name!r}")
+    return name
+
+
+def _path(text: str, shown: str) -> tuple[Callable[[Message], str], list[str]]:
+    """The template, and which fields it needs."""
+    try:
+        made = template("path", text)
+    except ConfigurationError:
+        allowed = "{topic}, {key} and {type}, and nothing else in braces"
+        raise ConfigurationError(f"the path of {shown!r} may name {allowed}") from None
+    return made, [field for _, field, _, _ in Formatter().parse(text) if field]
+
+
+def _words(texts: Iterable[str]) -> list[str]:
+    """What to hide of them: each, and the last word of each, unless it is too short for a secret."""
+    return [word for text in texts for word in (text, text.rpartition(" ")[2]) if len(word) >= SHORTEST_SECRET]
+
+
+def _split(url: str, shown: str) -> tuple[SplitResult, httpx.URL]:
     """The parts, and the URL without its path and what may be secret."""
     try:
         parts = urlsplit(url)
@@ -299,7 +371,7 @@ def _split(url: str) -> tuple[SplitResult, httpx.URL]:
         if parts.scheme not in ("http", "https") or not origin.host:
             raise ValueError("it must begin with http:// or https:// and a host")
     except (ValueError, httpx.InvalidURL) as error:
-        raise ConfigurationError(f"{redact(url)!r} is no address of a web hook: {error}") from None
+        raise ConfigurationError(f"{shown!r} is no address of a web hook: {error}") from None
     return parts, origin
 
 
@@ -393,15 +465,17 @@ def _signature(keys: Iterable[bytes], id: str, timestamp: int, body: bytes) -> d
 # --- answers
 
 
-def _judged(response: httpx.Response, text: str) -> Exception | None:
+def _judged(response: httpx.Response, body: bytes, hide: Callable[[str], str]) -> Exception | None:
     status = response.status_code
     if 200 <= status < 300:
         return None
-    said = _one_line(f"HTTP {status} {response.reason_phrase}")[:MOST_TOLD] + (f": {text}" if text else "")
+    said = _beginning(f"HTTP {status} {response.reason_phrase}", hide)
+    if text := _beginning(body[: 10 * MOST_TOLD].decode(errors="replace"), hide):
+        said = f"{said}: {text}"
     if 400 <= status < 500 and status not in UNAVAILABLE:
-        return MessageRejected(said, permanent=status in PERMANENT)
+        return MessageRejected(said)  # never for good: a hook that is broken may say so of every message
     if 300 <= status < 400:
-        location = redact(_one_line(response.headers.get("location", "nowhere")))[:MOST_TOLD]
+        location = _beginning(response.headers.get("location", "nowhere"), hide)
         said = f"{said} (redirects are not followed, and it leads to {location})"
     return DestinationUnavailable(said, retry_after=_retry_after(response, time.time()))
 
@@ -414,6 +488,10 @@ def _retry_after(response: httpx.Response, now: float) -> float | None:
     with suppress(ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - now)
     return None
+
+
+def _beginning(text: str, hide: Callable[[str], str]) -> str:
+    return hide(_one_line(text))[:MOST_TOLD]
 
 
 def _one_line(text: str) -> str:
@@ -439,13 +517,35 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self._network = Network(allow_private)
         self.client = client or _client(context, self._network)
-        self._is_closed = False
+        self._carried = self._busy = 0
+        self._is_retired = self._is_closed = False
 
     @property
     def is_over(self) -> bool:
-        return self._is_closed or self._network.is_stale
+        is_worn = self._carried >= MOST_CARRIED and self._network.is_shared
+        return self._is_closed or is_worn or self._network.is_stale
 
     async def carry_out(self, exchange: Exchange) -> None:
+        self._carried += 1
+        self._busy += 1
+        try:
+            await self._carry_out(exchange)
+        finally:
+            self._busy -= 1
+            if self._is_retired:
+                self.retire()
+
+    def retire(self) -> None:
+        """Who uses it may go on; the last one closes it."""
+        self._is_retired = True
+        if not self._busy:
+            self.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._network.close()
+
+    async def _carry_out(self, exchange: Exchange) -> None:
         USER.set(exchange)
         try:
             exchange.response = await self.client.send(exchange.request, stream=True, follow_redirects=False)
@@ -469,10 +569,6 @@ class Session:
         """Nothing more of it may leave. Of requests that share its connection nobody knows what has left."""
         if self._network.give_up(exchange):
             self.close()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._network.close()
 
 
 class Transport(httpx.AsyncHTTPTransport):
@@ -504,12 +600,23 @@ USER: ContextVar[Exchange | None] = ContextVar("USER", default=None)
 """Who sends."""
 
 
+PING = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + b"postroom"
+PONG = bytes((0, 0, 8, 6, 1, 0, 0, 0, 0)) + b"postroom"
+"""Frames of HTTP/2."""
+PATIENCE = 0.25
+"""Seconds of silence before the first ping; after each that is answered, twice as many before the next."""
+
+
 class Network(httpcore.AsyncNetworkBackend):
     """Connects to addresses that were looked at, and knows its connections, so that it can end them at once."""
 
     def __init__(self, allow_private: bool) -> None:
         self._allow_private = allow_private
         self._streams: set[Stream] = set()
+
+    @property
+    def is_shared(self) -> bool:
+        return any(stream.is_shared for stream in self._streams)
 
     @property
     def is_stale(self) -> bool:
@@ -604,6 +711,7 @@ class Stream(httpcore.AsyncNetworkStream):
         self.user = USER.get()
         """Who sent last."""
         self.is_shared = False
+        self._patience = PATIENCE
 
     @property
     def has_ended(self) -> bool:
@@ -612,7 +720,18 @@ class Stream(httpcore.AsyncNetworkStream):
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         with _translated(httpcore.ReadError):
             async with asyncio.timeout(timeout):
-                return await self._reader.read(max_bytes)
+                return await (self._read_awake(max_bytes) if self.is_shared else self._reader.read(max_bytes))
+
+    async def _read_awake(self, max_bytes: int) -> bytes:
+        """After a silence, ask for a sign of life. For httpcore may wait for leave to go on sending that another
+        request has read already, and looks again when anything at all comes."""
+        knock = asyncio.get_running_loop().call_later(self._patience, self._writer.write, PING)
+        try:
+            data = await self._reader.read(max_bytes)
+        finally:
+            knock.cancel()
+        self._patience = 2 * self._patience if data == PONG else PATIENCE
+        return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self.user = USER.get()

@@ -18,15 +18,16 @@ from ..message import Message
 from ..ports import Batch, Features, Finding, Verdict
 from ..redact import redact
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
+from ..wire.kafka_transactions import Record, Slot, Transactions, is_fenced
 from ..wire.lanes import Lanes
 from ..wire.options import take, truth
-from ..wire.template import template
+from ..wire.template import names_for, template
 
 QUIET = logging.getLogger("postroom.kafka.client")
 QUIET.disabled = True
 """What librdkafka has to say is in our errors. It would say it several times a second."""
 
-OPTIONS = {"topic": str, "format": str, "source": str, "unsafe": truth}
+OPTIONS = {"topic": str, "format": str, "source": str, "transactional": str, "unsafe": truth}
 GUARANTEES: Mapping[str, object] = {
     "acks": "all",
     "enable.idempotence": True,
@@ -35,6 +36,7 @@ GUARANTEES: Mapping[str, object] = {
 }
 """Without them messages get lost or out of order. What fails takes everything after it along: nothing overtakes it, and
 the producer is made anew. When to give up is the relay's decision."""
+ALIASES = {"delivery.timeout.ms": "message.timeout.ms", "request.required.acks": "acks"}
 DEFAULTS: Mapping[str, object] = {
     "partitioner": "murmur2_random",
     "linger.ms": 2,
@@ -44,6 +46,8 @@ DEFAULTS: Mapping[str, object] = {
 }
 """`murmur2_random` is how the Java client chooses a partition."""
 TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+MAX_BYTES, DEFAULT_MAX_BYTES = "message.max.bytes", 1_000_000
+"""What the client takes; a broker, or a topic, may take less."""
 CONNECT_TIMEOUT = 10.0
 REMEDY = "check the addresses and the credentials in the URL, and whether the brokers run"
 
@@ -58,11 +62,11 @@ MESSAGE_ERRORS = frozenset({
 class KafkaPublisher:
     """`kafka://host:9092,other:9092`. A message is delivered when all replicas in sync have it.
 
-    `topic`: a template, `{topic}` unless given. Any other option is librdkafka's, such as `compression.type=lz4` or
-    `security.protocol=SASL_SSL`; a user and a password in the URL are `sasl.username` and `sasl.password`.
+    `topic`: a template, `{topic}` unless given. `transactional`: what transactional ids begin with; messages are then
+    sent in transactions that only the owner of their slot can commit. Any other option is librdkafka's, such as
+    `compression.type=lz4` or `security.protocol=SASL_SSL`; a user and a password in the URL are `sasl.username` and
+    `sasl.password`.
     """
-
-    features = Features(ordered=True)
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class KafkaPublisher:
         topic: str = "{topic}",
         format: str = "postroom",
         source: str = DEFAULT_SOURCE,
+        transactional: str | None = None,
         unsafe: bool = False,
         **settings: object,
     ) -> None:
@@ -79,30 +84,40 @@ class KafkaPublisher:
         self._topic = template("topic", given.pop("topic", topic))
         self._envelope = Envelope(given.pop("format", format), given.pop("source", source), prefix="ce_")
         is_unsafe = given.pop("unsafe", unsafe)
+        prefix = _prefix(given.pop("transactional", transactional), is_unsafe)
         self._settings = _settings(place, {**settings, **given}, is_unsafe, url)
-        self._line: _Line | None = None
+        self._max_bytes = int(str(self._settings.get(MAX_BYTES, DEFAULT_MAX_BYTES)))
+        self.features = Features(ordered=True, max_size=self._max_bytes)
+        self._lines: dict[bool, _Line] = {}
+        """One for many, and one for those that are tried alone: what is beside them may be bad, too."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._alone = asyncio.Lock()
+        self._transactions = None if prefix is None else Transactions({**self._settings, "logger": QUIET}, prefix)
 
     async def publish(self, batch: Batch) -> None:
         lanes = Lanes(batch)
         if not lanes.may_start(batch.messages):
             return
         records = self._records(batch.messages, lanes)
+        if self._transactions is not None:
+            await self._commit(self._transactions, records, lanes, batch.timeout)
+            return
         failed = await self._send(records, lanes, is_final=False)
         # One bad record fails those beside it and after it, so nobody is blamed before being tried alone.
         for position, record in enumerate(failed):
             if not lanes.may_start([each.message for each in failed[position:]]):
                 return
             for _ in lanes.open([record.message]):
-                await self._send([record], lanes, is_final=True)
+                async with self._alone:
+                    await self._send([record], lanes, is_final=True)
 
     async def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            line.end()
+        self._end_lines()
+        if self._transactions is not None:
+            await self._transactions.close()
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
-        names = sorted({self._topic(Message(topic=topic, key="", type="")) for topic in topics})
+        names = sorted(names_for(self._topic, topics))
         try:
             lacking = await asyncio.to_thread(_lacking, self._settings, names)
         except KafkaException as error:
@@ -113,8 +128,8 @@ class KafkaPublisher:
             ]
         return [_found("ok", f"{self.name} answers")]
 
-    def _records(self, messages: Sequence[Message], lanes: Lanes) -> list[_Record]:
-        records: list[_Record] = []
+    def _records(self, messages: Sequence[Message], lanes: Lanes) -> list[Record]:
+        records: list[Record] = []
         for message in lanes.open(messages):
             try:
                 records.append(self._record(message))
@@ -122,7 +137,7 @@ class KafkaPublisher:
                 lanes.answer(message, error)
         return records
 
-    def _record(self, message: Message) -> _Record:
+    def _record(self, message: Message) -> Record:
         headers, payload, content_type = self._envelope.wrap(message)
         if content_type is not None:
             headers[CONTENT_TYPE] = content_type
@@ -130,52 +145,117 @@ class KafkaPublisher:
         if not TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise MessageRejected(f"{topic!r} cannot be the name of a topic of Kafka", permanent=True)
         key = None if message.key is None else message.key.encode()
-        return _Record(message, topic, key, payload, [(name, value.encode()) for name, value in headers.items()])
+        spelled = [_spelled(name, value) for name, value in headers.items()]
+        size = len(key or b"") + len(payload or b"") + sum(len(name.encode()) + len(value) for name, value in spelled)
+        if size > self._max_bytes:
+            raise MessageRejected(
+                f"it has {size:,} bytes with its key and headers, and {MAX_BYTES} is {self._max_bytes:,}",
+                permanent=True,
+            )
+        return Record(message, topic, key, payload, spelled)
 
-    async def _send(self, records: Sequence[_Record], lanes: Lanes, *, is_final: bool) -> list[_Record]:
+    async def _send(self, records: Sequence[Record], lanes: Lanes, *, is_final: bool) -> list[Record]:
         """Those that are to be tried again, one by one."""
-        line = self._current_line()
+        line = self._line(is_final)
         reports: asyncio.Queue[_Report] = asyncio.Queue()
-        suspects: list[_Record] = []
-        open_ = {record.message.id: record for record in records}
+        suspects: list[Record] = []
+        refused: set[tuple[str, str | None]] = set()
+        open_ = {id(record) for record in records}
         try:
             for record in records:
-                if (error := line.produce(record, reports.put_nowait)) is not None:
+                lane = (record.message.topic, record.message.key)
+                if lane in refused:  # it must not overtake what the client did not even take
+                    open_.remove(id(record))
+                    suspects.append(record)
+                elif (error := line.produce(record, reports.put_nowait)) is not None:
                     reports.put_nowait(_Report(record, error))
+                    if record.key is not None:
+                        refused.add(lane)
             while open_:
                 report = await reports.get()
-                del open_[report.record.message.id]
+                open_.remove(id(report.record))
                 if report.error is None:
+                    line.trouble = None
                     lanes.answer(report.record.message)
                 elif _is_suspicious(report.error, line) and not is_final:
                     suspects.append(report.record)
                 else:
                     lanes.answer(report.record.message, _judged(report.error))
+        except asyncio.CancelledError:
+            for record in records if line.trouble else ():
+                if id(record) in open_:
+                    lanes.answer(record.message, DestinationUnavailable(f"no answer in time: {line.trouble}"))
+            raise
         finally:
             if open_ or line.is_broken:
                 line.end()
-        positions = {record.message.id: number for number, record in enumerate(records)}
-        return sorted(suspects, key=lambda record: positions[record.message.id])
+        places = {id(record): place for place, record in enumerate(records)}
+        return sorted(suspects, key=lambda record: places[id(record)])
 
-    def _current_line(self) -> _Line:
+    async def _commit(
+        self, transactions: Transactions, records: Sequence[Record], lanes: Lanes, timeout: float
+    ) -> None:
+        """A transaction for each slot. They do not wait for each other."""
+        owned: dict[tuple[int, int], list[Record]] = {}
+        for record in records:
+            owned.setdefault((record.message.slot, record.message.epoch), []).append(record)
+        async with asyncio.TaskGroup() as tasks:
+            for (number, epoch), some in owned.items():
+                tasks.create_task(self._commit_in_turn(transactions.slot(number), epoch, some, lanes, timeout))
+
+    async def _commit_in_turn(
+        self, slot: Slot, epoch: int, records: Sequence[Record], lanes: Lanes, timeout: float
+    ) -> None:
+        async with slot.turn:
+            parts: deque[Sequence[Record]] = deque([records])
+            while parts:
+                some = [record for record in parts.popleft() for _ in lanes.open([record.message])]
+                messages = [record.message for record in some]
+                if not some or not lanes.may_start(messages):
+                    continue
+                if (error := await slot.own(epoch, timeout)) is None:
+                    # Asked again, now that the next owner would fence us off: until here the lease has been ours.
+                    if not lanes.may_start(messages):
+                        continue
+                    error = await slot.send(some, timeout)
+                    if error is not None and (rest := _parts(some, error)):
+                        parts.extendleft(reversed(rest))
+                        continue
+                for message in messages:
+                    lanes.answer(message, None if error is None else _judged(error))
+
+    def _line(self, is_for_one: bool) -> _Line:
         loop = asyncio.get_running_loop()
-        if self._line is None or self._line.is_broken or self._loop is not loop:
-            if self._line is not None:
-                self._line.end()
-            self._line, self._loop = _Line(self._settings, loop), loop
-        return self._line
+        if self._loop is not loop:
+            self._end_lines()
+            self._loop = loop
+        line = self._lines.get(is_for_one)
+        if line is None or line.is_broken:
+            if line is not None:
+                line.end()
+            line = self._lines[is_for_one] = _Line(self._settings, loop)
+        return line
+
+    def _end_lines(self) -> None:
+        for line in self._lines.values():
+            line.end()
+        self._lines.clear()
+        self._alone = asyncio.Lock()
 
 
-class _Record(NamedTuple):
-    message: Message
-    topic: str
-    key: bytes | None
-    payload: bytes | None
-    headers: list[tuple[str, bytes]]
+def _spelled(name: str, value: str) -> tuple[str, bytes]:
+    """The client takes names as C has them, and does not look."""
+    try:
+        if "\0" in name:
+            raise ValueError("a zero")
+        name.encode()
+        return name, value.encode()
+    except ValueError as error:
+        raise MessageRejected(f"Kafka cannot carry its header {name!r}: {error}", permanent=True) from None
 
 
 class _Report(NamedTuple):
-    record: _Record
+    record: Record
     error: KafkaError | None
 
 
@@ -184,9 +264,23 @@ def _is_suspicious(error: KafkaError, line: _Line) -> bool:
     return error.code() in MESSAGE_ERRORS or line.has_failed
 
 
+def _parts(records: Sequence[Record], error: KafkaError) -> list[Sequence[Record]]:
+    """What to try by itself of a transaction that failed: nobody is blamed for another, nor waits for its topic."""
+    if error.code() in MESSAGE_ERRORS:
+        half = len(records) // 2
+        return [records[:half], records[half:]] if half else []
+    topics: dict[str, list[Record]] = {}
+    for record in records:
+        topics.setdefault(record.message.topic, []).append(record)
+    is_hopeless = is_fenced(error) or error.code() == KafkaError._TIMED_OUT
+    return [] if is_hopeless or len(topics) == 1 else [*topics.values()]
+
+
 def _judged(error: KafkaError) -> Exception:
     if error.code() in MESSAGE_ERRORS:
-        return MessageRejected(_words(error), permanent=error.code() == KafkaError.MSG_SIZE_TOO_LARGE)
+        return MessageRejected(_words(error))
+    if is_fenced(error):
+        return DestinationUnavailable(f"another relay owns the slot by now: {_words(error)}")
     return DestinationUnavailable(_words(error))
 
 
@@ -199,8 +293,15 @@ def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
 
 
 def _lacking(settings: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    producer = Producer({**settings, "logger": QUIET})
-    found = producer.list_topics(timeout=CONNECT_TIMEOUT).topics
+    trouble: list[KafkaError] = []
+    producer = Producer({**settings, "logger": QUIET, "error_cb": trouble.append})
+    try:
+        found = producer.list_topics(timeout=CONNECT_TIMEOUT).topics
+    except KafkaException:
+        producer.poll(0)  # why, is told apart
+        if trouble:
+            raise KafkaException(trouble[0]) from None
+        raise
     return [name for name in names if name not in found or found[name].error is not None]
 
 
@@ -215,11 +316,24 @@ def _split(url: str) -> tuple[str, dict[str, Any]]:
     return place, given
 
 
+def _prefix(transactional: str | None, is_unsafe: bool) -> str | None:
+    if transactional == "":
+        raise ConfigurationError("transactional= must say what the transactional ids begin with, such as 'shop'")
+    if transactional is not None and is_unsafe:
+        raise ConfigurationError("transactional and unsafe exclude each other: transactions need the guarantees")
+    return transactional
+
+
 def _settings(place: str, given: Mapping[str, object], is_unsafe: bool, url: str) -> dict[str, object]:
     parts = urlsplit(place)
     hosts = parts.netloc.rpartition("@")[2]
     if not hosts or parts.path.strip("/"):
         raise ConfigurationError(f"{redact(url)!r} names no brokers; write 'kafka://host:9092,other:9092'")
+    if "transactional.id" in given:
+        raise ConfigurationError(
+            "transactional.id cannot be set, as each slot has its own; write transactional=shop for shop-0 to shop-63"
+        )
+    given = {ALIASES.get(name, name): value for name, value in given.items()}
     for name, value in GUARANTEES.items():
         if name in given and str(given[name]).lower() not in _same(value) and not is_unsafe:
             raise ConfigurationError(
@@ -230,8 +344,13 @@ def _settings(place: str, given: Mapping[str, object], is_unsafe: bool, url: str
         settings = {name: value for name, value in settings.items() if name in given or name not in GUARANTEES}
     if parts.username:
         settings |= {"sasl.username": unquote(parts.username), "sasl.password": unquote(parts.password or "")}
-    try:
-        Producer({**settings, "logger": QUIET})  # it knows which settings there are; it connects to nobody yet
+        if not str(settings.get("security.protocol", "")).upper().startswith("SASL_"):
+            raise ConfigurationError(
+                f"{redact(url)!r} has a user, who would not be asked for: write security.protocol=SASL_SSL, or "
+                "SASL_PLAINTEXT, and sasl.mechanism"
+            )
+    try:  # it knows which settings there are, and without an address it connects to nobody
+        Producer({name: value for name, value in settings.items() if name != "bootstrap.servers"} | {"logger": QUIET})
     except KafkaException as error:
         raise ConfigurationError(f"{redact(url)!r}: {_words(error.args[0])}") from None
     return settings
@@ -254,6 +373,8 @@ class _Line:
         self._ended = threading.Event()
         self.has_failed = False
         """Something was refused for good, and everything after it with it."""
+        self.trouble: str | None = None
+        """Why nothing may be heard: the client tries again, and says so only beside."""
         self._producer: Any = Producer({**settings, "error_cb": self._note, "logger": QUIET})
         threading.Thread(target=self._listen, name="postroom-kafka", daemon=True).start()
 
@@ -261,7 +382,7 @@ class _Line:
     def is_broken(self) -> bool:
         return self.has_failed or self._ended.is_set()
 
-    def produce(self, record: _Record, tell: Callable[[_Report], None]) -> KafkaError | None:
+    def produce(self, record: Record, tell: Callable[[_Report], None]) -> KafkaError | None:
         """The report comes later, unless it cannot be handed over at all."""
 
         def on_delivery(error: KafkaError | None, _: object) -> None:
@@ -315,6 +436,8 @@ class _Line:
 
     def _note(self, error: KafkaError) -> None:
         """Only what is fatal ends the producer: the rest it mends by itself, or the relay's patience ends."""
+        if self.trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.trouble = _words(error)
         if not self.has_failed and (error.fatal() or error.code() == KafkaError._FATAL):
             self.has_failed = True
             self._purge()
