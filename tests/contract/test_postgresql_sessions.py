@@ -29,7 +29,14 @@ async def store(database_of_this_worker: Callable[[str], str]) -> AsyncGenerator
 
 
 async def settings_of(connection: Any) -> dict[str, str]:
-    names = ["jit", "plan_cache_mode", "enable_seqscan", "idle_in_transaction_session_timeout", "tcp_keepalives_idle"]
+    names = [
+        "jit",
+        "plan_cache_mode",
+        "enable_seqscan",
+        "enable_sort",
+        "idle_in_transaction_session_timeout",
+        "tcp_keepalives_idle",
+    ]
     rows = await connection.fetch("SELECT name, current_setting(name) FROM unnest($1::text[]) AS name", names)
     return dict(tuple(row) for row in rows)
 
@@ -44,6 +51,7 @@ async def test_the_statements_of_the_hot_path_are_planned_once_and_by_indexes(st
         "jit": "off",
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
+        "enable_sort": "off",
     }
 
 

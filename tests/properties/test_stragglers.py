@@ -20,6 +20,7 @@ from postroom.ports import Fetched, Range
 from postroom.stores.mysql import MysqlStore, Region, read_dirty
 from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.postgresql_writers import Snapshot
+from postroom.stores.stragglers import Writer
 
 SLOTS = (0, 1, 2)
 KEYS = {0: ("a", "b"), 1: ("c", "d"), 2: ("e", "f")}
@@ -129,13 +130,17 @@ class PostgresqlModel(PostgresqlStore):
         await Interruption()
         return found
 
-    async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Snapshot, datetime, list[Message]]:
+    async def _read_slots(
+        self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Snapshot]]
+    ) -> tuple[Snapshot, datetime, list[Message]]:
         await Interruption()
         found = Snapshot.parse(self.database.snapshot()), datetime.now(UTC), self.database.all_rows(ranges)
         await Interruption()
         return found
 
-    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Snapshot, list[Message]]:
+    async def _read_stragglers(
+        self, ranges: Sequence[Range], writers: Sequence[Writer[Snapshot]]
+    ) -> tuple[Snapshot, list[Message]]:
         await Interruption()
         found = Snapshot.parse(self.database.snapshot()), self.database.late_rows(ranges)
         await Interruption()
@@ -166,9 +171,9 @@ class MysqlModel(MysqlStore):
         return found
 
     async def _read_slots(
-        self, ranges: Sequence[Range], limit: int | None
+        self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Collection[int]]]
     ) -> tuple[Collection[int], datetime, list[Message]]:
-        checked = {each.floor + 1 for each in self._stragglers.writers.values() if not each.may_be_over}
+        checked = {each.floor + 1 for each in writers if not each.may_be_over}
         await Interruption()
         rows = self.database.all_rows(ranges) if limit != 0 else self.database.late_rows(ranges)
         seen = {message.position for message in rows} | (checked & self.database.visible.keys())

@@ -38,6 +38,7 @@ from .sql import Rows
 from .sql_rows import Header, range_values, read_message
 from .sql_server import CONNECT_TIMEOUT, IDLE_TIMEOUT, ServerDialect, ServerStore, in_order
 from .sql_transaction import Transaction
+from .stragglers import Writer
 
 SYNC_DRIVERS = ("pymysql", "mysqldb")
 OURS = ("autocommit", "charset", "connect_timeout", "init_command", "read_timeout", "use_unicode", "write_timeout")
@@ -216,14 +217,14 @@ class MysqlStore(ServerStore[Collection[int]]):
         slots, before = frozenset(stragglers.slots), stragglers.asked or frozenset()
         regions = [Region(slots & before, stragglers.covered, covers), Region(slots - before, 0, covers)]
         dirty = await self._read(read_dirty, regions, known)
-        visible = await self._read(read_positions, regions, known)
+        visible = await self._read(read_positions, regions, known) if dirty else dirty
         stragglers.answered(covers, uncommitted(dirty - visible), slots)
 
     async def _read_slots(
-        self, ranges: Sequence[Range], limit: int | None
+        self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Collection[int]]]
     ) -> tuple[Collection[int], datetime, list[Message]]:
         again = any(asked.low < asked.after for asked in ranges)
-        checked = padded([each.floor + 1 for each in self._stragglers.writers.values() if not each.may_be_over])
+        checked = padded([each.floor + 1 for each in writers if not each.may_be_over])
         shape = ("slots", len(ranges), limit != 0, again, len(checked))
         prepared = self._prepare(shape, lambda: select_slots(self.tables.hot, *shape[1:]))
         values = {**range_values(ranges), **listed(checked), "limit": NO_LIMIT if limit is None else limit}
@@ -233,8 +234,10 @@ class MysqlStore(ServerStore[Collection[int]]):
         visible = {message.position for message in messages}
         return visible, header.now, [message for message in messages if message.slot in slots]
 
-    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Collection[int], list[Message]]:
-        evidence, _, messages = await self._read_slots(ranges, 0)
+    async def _read_stragglers(
+        self, ranges: Sequence[Range], writers: Sequence[Writer[Collection[int]]]
+    ) -> tuple[Collection[int], list[Message]]:
+        evidence, _, messages = await self._read_slots(ranges, 0, writers)
         return evidence, messages
 
     async def _look(self, ranges: Sequence[Range]) -> Collection[int]:

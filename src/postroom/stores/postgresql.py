@@ -48,6 +48,7 @@ from .sql_rows import Header, read_message
 from .sql_server import CONNECT_TIMEOUT, IDLE_TIMEOUT, STATEMENT_TIMEOUT, ServerDialect, ServerStore
 from .sql_settle import positions_of
 from .sql_transaction import Transaction
+from .stragglers import Writer
 
 TIMEOUTS: dict[str, dict[str, Any]] = {
     "asyncpg": {"timeout": CONNECT_TIMEOUT, "command_timeout": STATEMENT_TIMEOUT},
@@ -90,9 +91,11 @@ HOT = {
         "jit": "off",
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
+        "enable_sort": "off",
     }
 }
-"""For the few statements of the hot path: planned once, by indexes, whatever the tables looked like at that time."""
+"""For the few statements of the hot path: planned once, by indexes that have the rows in the order that is wanted,
+whatever the tables looked like at that time."""
 CAREFUL: dict[str, dict[str, Any]] = {
     "asyncpg": {
         "statement_cache_size": 0,
@@ -374,7 +377,9 @@ class PostgresqlStore(ServerStore[Snapshot]):
         )
         return {name: numbers or () for name, numbers in rows}
 
-    async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Snapshot, datetime, list[Message]]:
+    async def _read_slots(
+        self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Snapshot]]
+    ) -> tuple[Snapshot, datetime, list[Message]]:
         again = any(asked.low < asked.after for asked in ranges)
         limited = limit is not None and sum(asked.limit for asked in ranges) > limit
         shape = ("slots", again, limited)
@@ -383,7 +388,9 @@ class PostgresqlStore(ServerStore[Snapshot]):
         header, rows = Header.split_off(found)
         return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows]
 
-    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Snapshot, list[Message]]:
+    async def _read_stragglers(
+        self, ranges: Sequence[Range], writers: Sequence[Writer[Snapshot]]
+    ) -> tuple[Snapshot, list[Message]]:
         prepared = self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
         header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(_arrays(ranges))))
         return Snapshot.parse(header.word), [read_message(row) for row in rows]

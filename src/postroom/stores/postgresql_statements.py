@@ -32,10 +32,10 @@ from sqlalchemy import (
     table,
     true,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, OID
+from sqlalchemy.dialects.postgresql import ARRAY, OID, array
 
 from .schema import Moment, Tables, db_now
-from .sql_read import has_work
+from .sql_read import has_other_work
 from .sql_rows import message_columns, with_header
 
 __all__ = ["archive_unheld", "delete_unheld", "select_lockers", "select_news", "select_slots", "select_stragglers"]
@@ -87,7 +87,13 @@ def _array(name: str, type: Any) -> ColumnElement[Any]:
 
 
 def _rows(hot: Table, asked: TableValuedAlias, condition: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
-    return select(*message_columns(hot)).where(hot.c.slot == asked.c.slot, condition).order_by(hot.c.position)
+    """Of the slot that is asked for, in words that only the index by slot can answer.
+
+    With a mere equality the primary key would have these rows in order, too. Where most rows are of one slot it seems
+    as good, and then all of them are walked through for each slot that has none.
+    """
+    is_asked = hot.c.slot == any_(array([asked.c.slot]))
+    return select(*message_columns(hot)).where(is_asked, condition).order_by(hot.c.slot, hot.c.position)
 
 
 def _joined(asked: TableValuedAlias, rows: Any) -> Select[*tuple[Any, ...]]:
@@ -144,7 +150,10 @@ def select_news(tables: Tables, clocked: bool) -> Select[*tuple[Any, ...]]:
     """The slots in which there is something to do."""
     asked = _asked()
     now: ColumnElement[Any] = bindparam("now", type_=Moment) if clocked else db_now()
-    return select(asked.c.slot).where(has_work(tables, asked, now))
+    position = tables.hot.c.position
+    new = _rows(tables.hot, asked, position > asked.c.after).with_only_columns(position)
+    is_new = new.limit(literal_column("1", Integer)).scalar_subquery().is_not(None)
+    return select(asked.c.slot).where(or_(is_new, has_other_work(tables, asked, now)))
 
 
 def delete_unheld(hot: Table, holds: Table) -> Delete:

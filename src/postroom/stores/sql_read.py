@@ -92,10 +92,15 @@ def _pair(slot: int, after: int) -> Select[*tuple[Any, ...]]:
 
 
 def has_work(tables: Tables, asked: Any, now: Any) -> ColumnElement[bool]:
-    """Off the ends of four indexes."""
-    hot, later, dead, holds = tables.hot, tables.later, tables.dead, tables.holds
+    hot = tables.hot
+    is_new = exists().where(hot.c.slot == asked.c.slot, hot.c.position > asked.c.after)
+    return or_(is_new, has_other_work(tables, asked, now))
+
+
+def has_other_work(tables: Tables, asked: Any, now: Any) -> ColumnElement[bool]:
+    """Beside new messages. Off the ends of three indexes."""
+    later, dead, holds = tables.later, tables.dead, tables.holds
     return or_(
-        exists().where(hot.c.slot == asked.c.slot, hot.c.position > asked.c.after),
         exists().where(later.c.slot == asked.c.slot, later.c.due_at <= now),
         exists().where(dead.c.slot == asked.c.slot, dead.c.revive_at <= now),
         exists().where(holds.c.slot == asked.c.slot, is_releasing(tables)),

@@ -31,7 +31,7 @@ from .sql_rows import read_moment
 from .sql_settle import is_delivered
 from .sql_tend import first_times, move_due
 from .sql_transaction import SqlDialect, Transaction
-from .stragglers import Evidence, Stragglers
+from .stragglers import Evidence, Stragglers, Writer
 
 T = TypeVar("T")
 
@@ -208,11 +208,13 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         stragglers = self._stragglers
         reading = stragglers.begin(asked.slot for asked in ranges)
         try:
-            evidence, now, messages = await self._read_slots(looking_again(ranges, reading.lows), limit)
+            evidence, now, messages = await self._read_slots(
+                looking_again(ranges, reading.lows), limit, reading.writers
+            )
             # What is read again is read later, and may show that yet another writer is over.
             while (floor := stragglers.end(reading, _highest(messages), evidence)) is not None:
                 lower = looking_again(ranges, dict.fromkeys(reading.lows, floor))
-                evidence, late = await self._read_stragglers(having_read(lower, messages))
+                evidence, late = await self._read_stragglers(having_read(lower, messages), reading.writers)
                 messages = in_order([*messages, *late])
         except BaseException:
             stragglers.give_up(reading)
@@ -259,12 +261,17 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         """Find out who is writing, and tell the stragglers."""
 
     @abstractmethod
-    async def _read_slots(self, ranges: Sequence[Range], limit: int | None) -> tuple[Any, datetime, list[Message]]:
-        """What tells who is over, the time, and the rows of the ranges in order: new ones, and all above `low`."""
+    async def _read_slots(
+        self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Evidence]]
+    ) -> tuple[Any, datetime, list[Message]]:
+        """What tells which of the writers is over, the time, and the rows of the ranges in order: new ones, and all
+        above `low`."""
 
     @abstractmethod
-    async def _read_stragglers(self, ranges: Sequence[Range]) -> tuple[Any, list[Message]]:
-        """What tells who is over, and all rows above `low` and not above `after`."""
+    async def _read_stragglers(
+        self, ranges: Sequence[Range], writers: Sequence[Writer[Evidence]]
+    ) -> tuple[Any, list[Message]]:
+        """What tells which of the writers is over, and all rows above `low` and not above `after`."""
 
     # --- looking: asked often, and seldom with something to do, so with one statement each and no transaction
 
