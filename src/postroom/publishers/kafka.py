@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -18,14 +17,11 @@ from ..message import Message
 from ..ports import Batch, Features, Finding, Verdict
 from ..redact import redact
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
-from ..wire.kafka_transactions import Record, Slot, Transactions, is_fenced
+from ..wire.kafka_line import QUIET, Flight, Line, Record, words
+from ..wire.kafka_transactions import Slot, Transactions, is_fenced
 from ..wire.lanes import Lanes
 from ..wire.options import take, truth
 from ..wire.template import names_for, template
-
-QUIET = logging.getLogger("postroom.kafka.client")
-QUIET.disabled = True
-"""What librdkafka has to say is in our errors. It would say it several times a second."""
 
 OPTIONS = {"topic": str, "format": str, "source": str, "transactional": str, "unsafe": truth}
 GUARANTEES: Mapping[str, object] = {
@@ -49,6 +45,10 @@ TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 MAX_BYTES, DEFAULT_MAX_BYTES = "message.max.bytes", 1_000_000
 """What the client takes; a broker, or a topic, may take less."""
 CONNECT_TIMEOUT = 10.0
+OWN_HEADERS = 8_192
+"""More bytes than our own headers and a key ever have."""
+PROGRESS = 0.1
+"""Seconds after which it is told what is delivered so far, if that is not all."""
 REMEDY = "check the addresses and the credentials in the URL, and whether the brokers run"
 
 MESSAGE_ERRORS = frozenset({
@@ -88,7 +88,7 @@ class KafkaPublisher:
         self._settings = _settings(place, {**settings, **given}, is_unsafe, url)
         self._max_bytes = int(str(self._settings.get(MAX_BYTES, DEFAULT_MAX_BYTES)))
         self.features = Features(ordered=True, max_size=self._max_bytes)
-        self._lines: dict[bool, _Line] = {}
+        self._lines: dict[bool, Line] = {}
         """One for many, and one for those that are tried alone: what is beside them may be bad, too."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alone = asyncio.Lock()
@@ -121,7 +121,7 @@ class KafkaPublisher:
         try:
             lacking = await asyncio.to_thread(_lacking, self._settings, names)
         except KafkaException as error:
-            return [_found("problem", f"{self.name}: {_words(error.args[0])}", REMEDY)]
+            return [_found("problem", f"{self.name}: {words(error.args[0])}", REMEDY)]
         if lacking:
             return [
                 _found("problem", f"{self.name}: no topic {', '.join(lacking)}", "create it, or grant the right to it")
@@ -138,59 +138,60 @@ class KafkaPublisher:
         return records
 
     def _record(self, message: Message) -> Record:
+        topic = self._topic(message)
+        if not _can_be_topic(topic):
+            raise MessageRejected(f"{topic!r} cannot be the name of a topic of Kafka", permanent=True)
         headers, payload, content_type = self._envelope.wrap(message)
         if content_type is not None:
             headers[CONTENT_TYPE] = content_type
-        topic = self._topic(message)
-        if not TOPIC.fullmatch(topic) or topic in (".", ".."):
-            raise MessageRejected(f"{topic!r} cannot be the name of a topic of Kafka", permanent=True)
-        key = None if message.key is None else message.key.encode()
-        spelled = [_spelled(name, value) for name, value in headers.items()]
-        size = len(key or b"") + len(payload or b"") + sum(len(name.encode()) + len(value) for name, value in spelled)
+        try:
+            spelled = [(name, value.encode()) for name, value in headers.items()]
+        except UnicodeEncodeError as error:
+            raise MessageRejected(f"Kafka cannot carry one of its headers: {error}", permanent=True) from None
+        record = Record(message, topic, None if message.key is None else message.key.encode(), payload, spelled)
+        if message.headers or len(payload or b"") > self._max_bytes - OWN_HEADERS:
+            _check_names(message.headers)
+            self._check_size(record)
+        return record
+
+    def _check_size(self, record: Record) -> None:
+        _, _, key, payload, headers = record
+        size = len(key or b"") + len(payload or b"") + sum(len(name.encode()) + len(value) for name, value in headers)
         if size > self._max_bytes:
             raise MessageRejected(
                 f"it has {size:,} bytes with its key and headers, and {MAX_BYTES} is {self._max_bytes:,}",
                 permanent=True,
             )
-        return Record(message, topic, key, payload, spelled)
 
     async def _send(self, records: Sequence[Record], lanes: Lanes, *, is_final: bool) -> list[Record]:
         """Those that are to be tried again, one by one."""
         line = self._line(is_final)
-        reports: asyncio.Queue[_Report] = asyncio.Queue()
-        suspects: list[Record] = []
-        refused: set[tuple[str, str | None]] = set()
-        open_ = {id(record) for record in records}
+        flight = line.send(records)
+        told = 0
         try:
-            for record in records:
-                lane = (record.message.topic, record.message.key)
-                if lane in refused:  # it must not overtake what the client did not even take
-                    open_.remove(id(record))
-                    suspects.append(record)
-                elif (error := line.produce(record, reports.put_nowait)) is not None:
-                    reports.put_nowait(_Report(record, error))
-                    if record.key is not None:
-                        refused.add(lane)
-            while open_:
-                report = await reports.get()
-                open_.remove(id(report.record))
-                if report.error is None:
-                    line.trouble = None
-                    lanes.answer(report.record.message)
-                elif _is_suspicious(report.error, line) and not is_final:
-                    suspects.append(report.record)
-                else:
-                    lanes.answer(report.record.message, _judged(report.error))
+            while not (await asyncio.wait([flight.over], timeout=PROGRESS))[0]:
+                told = _tell(flight, told, lanes)
         except asyncio.CancelledError:
-            for record in records if line.trouble else ():
-                if id(record) in open_:
-                    lanes.answer(record.message, DestinationUnavailable(f"no answer in time: {line.trouble}"))
+            _tell(flight, told, lanes)
+            for record in _unheard(flight) if line.trouble else ():
+                lanes.answer(record.message, DestinationUnavailable(f"no answer in time: {line.trouble}"))
             raise
         finally:
-            if open_ or line.is_broken:
+            if flight.delivered:
+                line.trouble = None
+            if flight.left or line.is_broken:
                 line.end()
+        if not told and not flight.failed and lanes.confirm_all(len(records)):
+            return []
+        _tell(flight, told, lanes)
+        suspects: list[Record] = []
         places = {id(record): place for place, record in enumerate(records)}
-        return sorted(suspects, key=lambda record: places[id(record)])
+        for record, error in sorted(flight.failed, key=lambda each: places[id(each[0])]):
+            if _is_suspicious(error, line) and not is_final:
+                suspects.append(record)
+            else:
+                lanes.answer(record.message, _judged(error))
+        return suspects
 
     async def _commit(
         self, transactions: Transactions, records: Sequence[Record], lanes: Lanes, timeout: float
@@ -224,7 +225,7 @@ class KafkaPublisher:
                 for message in messages:
                     lanes.answer(message, None if error is None else _judged(error))
 
-    def _line(self, is_for_one: bool) -> _Line:
+    def _line(self, is_for_one: bool) -> Line:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._end_lines()
@@ -233,7 +234,7 @@ class KafkaPublisher:
         if line is None or line.is_broken:
             if line is not None:
                 line.end()
-            line = self._lines[is_for_one] = _Line(self._settings, loop)
+            line = self._lines[is_for_one] = Line(self._settings, loop)
         return line
 
     def _end_lines(self) -> None:
@@ -243,23 +244,34 @@ class KafkaPublisher:
         self._alone = asyncio.Lock()
 
 
-def _spelled(name: str, value: str) -> tuple[str, bytes]:
+def _tell(flight: Flight, told: int, lanes: Lanes) -> int:
+    """Of what was delivered since; how many have been told by now."""
+    for record in flight.delivered[told:]:
+        lanes.answer(record.message)
+    return len(flight.delivered)
+
+
+def _unheard(flight: Flight) -> list[Record]:
+    heard = {id(record) for record in (*flight.delivered, *(record for record, _ in flight.failed))}
+    return [record for record in flight.records if id(record) not in heard]
+
+
+@lru_cache
+def _can_be_topic(topic: str) -> bool:
+    return TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
+
+
+def _check_names(headers: Iterable[str]) -> None:
     """The client takes names as C has them, and does not look."""
-    try:
-        if "\0" in name:
-            raise ValueError("a zero")
-        name.encode()
-        return name, value.encode()
-    except ValueError as error:
-        raise MessageRejected(f"Kafka cannot carry its header {name!r}: {error}", permanent=True) from None
+    for name in headers:
+        try:
+            if b"\0" in name.encode():
+                raise ValueError("a zero")
+        except ValueError as error:
+            raise MessageRejected(f"Kafka cannot carry its header {name!r}: {error}", permanent=True) from None
 
 
-class _Report(NamedTuple):
-    record: Record
-    error: KafkaError | None
-
-
-def _is_suspicious(error: KafkaError, line: _Line) -> bool:
+def _is_suspicious(error: KafkaError, line: Line) -> bool:
     """Whether it may only have been beside a bad one."""
     return error.code() in MESSAGE_ERRORS or line.has_failed
 
@@ -278,14 +290,10 @@ def _parts(records: Sequence[Record], error: KafkaError) -> list[Sequence[Record
 
 def _judged(error: KafkaError) -> Exception:
     if error.code() in MESSAGE_ERRORS:
-        return MessageRejected(_words(error))
+        return MessageRejected(words(error))
     if is_fenced(error):
-        return DestinationUnavailable(f"another relay owns the slot by now: {_words(error)}")
-    return DestinationUnavailable(_words(error))
-
-
-def _words(error: KafkaError) -> str:
-    return f"{error.name()}: {error.str()}"
+        return DestinationUnavailable(f"another relay owns the slot by now: {words(error)}")
+    return DestinationUnavailable(words(error))
 
 
 def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
@@ -352,95 +360,9 @@ def _settings(place: str, given: Mapping[str, object], is_unsafe: bool, url: str
     try:  # it knows which settings there are, and without an address it connects to nobody
         Producer({name: value for name, value in settings.items() if name != "bootstrap.servers"} | {"logger": QUIET})
     except KafkaException as error:
-        raise ConfigurationError(f"{redact(url)!r}: {_words(error.args[0])}") from None
+        raise ConfigurationError(f"{redact(url)!r}: {words(error.args[0])}") from None
     return settings
 
 
 def _same(value: object) -> set[str]:
     return {"all", "-1"} if value == "all" else {str(value).lower(), "1" if value is True else str(value).lower()}
-
-
-# --- the producer
-
-
-class _Line:
-    """A producer with a thread that hears what became of the messages. After a fatal error it is of no use any more."""
-
-    def __init__(self, settings: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._heard: deque[tuple[Callable[[_Report], None], _Report]] = deque()
-        self._is_telling = False
-        self._ended = threading.Event()
-        self.has_failed = False
-        """Something was refused for good, and everything after it with it."""
-        self.trouble: str | None = None
-        """Why nothing may be heard: the client tries again, and says so only beside."""
-        self._producer: Any = Producer({**settings, "error_cb": self._note, "logger": QUIET})
-        threading.Thread(target=self._listen, name="postroom-kafka", daemon=True).start()
-
-    @property
-    def is_broken(self) -> bool:
-        return self.has_failed or self._ended.is_set()
-
-    def produce(self, record: Record, tell: Callable[[_Report], None]) -> KafkaError | None:
-        """The report comes later, unless it cannot be handed over at all."""
-
-        def on_delivery(error: KafkaError | None, _: object) -> None:
-            self._hear(tell, _Report(record, error))
-
-        try:
-            self._producer.produce(
-                record.topic, record.payload, record.key, on_delivery=on_delivery, headers=record.headers
-            )
-        except KafkaException as error:
-            return error.args[0]
-        except BufferError:
-            return KafkaError(KafkaError._QUEUE_FULL)
-        return None
-
-    def end(self) -> None:
-        """What was not sent yet is not sent any more."""
-        if not self._ended.is_set():
-            self._purge()
-            self._ended.set()
-
-    def _listen(self) -> None:
-        while not self._ended.is_set():
-            self._listen_for(0.1)
-        while len(self._producer):  # the reports of what was purged
-            self._listen_for(0.1)
-        self._producer = None  # which closes its connections
-
-    def _listen_for(self, seconds: float) -> None:
-        try:
-            self._producer.poll(seconds)
-        except KafkaException as error:
-            self._note(error.args[0])
-
-    def _hear(self, tell: Callable[[_Report], None], report: _Report) -> None:
-        if report.error is not None:
-            self._note(report.error)
-        self._heard.append((tell, report))
-        if not self._is_telling:  # one call for all that is heard until the loop has its turn
-            self._is_telling = True
-            try:
-                self._loop.call_soon_threadsafe(self._tell)
-            except RuntimeError:  # it is closed, and nobody waits any more
-                self._ended.set()
-
-    def _tell(self) -> None:
-        self._is_telling = False
-        while self._heard:
-            tell, report = self._heard.popleft()
-            tell(report)
-
-    def _note(self, error: KafkaError) -> None:
-        """Only what is fatal ends the producer: the rest it mends by itself, or the relay's patience ends."""
-        if self.trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self.trouble = _words(error)
-        if not self.has_failed and (error.fatal() or error.code() == KafkaError._FATAL):
-            self.has_failed = True
-            self._purge()
-
-    def _purge(self) -> None:
-        self._producer.purge(in_queue=True, in_flight=True, blocking=False)

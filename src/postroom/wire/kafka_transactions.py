@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ..message import SLOTS, Message
+from ..message import SLOTS
+from .kafka_line import Record
 
 SLICE = 0.5
 """Seconds that a call of the client may block. It is made again as long as somebody waits for what comes of it. A busy
@@ -28,14 +29,6 @@ FAREWELL = 1.0
 FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """What is said of messages whose transaction has failed for another reason."""
-
-
-class Record(NamedTuple):
-    message: Message
-    topic: str
-    key: bytes | None
-    payload: bytes | None
-    headers: list[tuple[str, bytes]]
 
 
 def is_fenced(error: KafkaError) -> bool:

@@ -42,6 +42,13 @@ class Lanes:
                 self._failed[(message.topic, message.key)] = self._place(message)
         self._batch.answer(message, error)
 
+    def confirm_all(self, count: int) -> bool:
+        """If these are all there are: answer for them at once, which takes less time."""
+        if count < len(self._batch.messages):
+            return False
+        self._batch.confirm_all()
+        return True
+
     def _has_failed(self, message: Message) -> bool:
         """Whether one before it did: one behind it says nothing about it, though that may have been refused earlier."""
         if not self._failed or message.key is None:
