@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -144,19 +144,14 @@ class KafkaPublisher:
         headers, payload, content_type = self._envelope.wrap(message)
         if content_type is not None:
             headers[CONTENT_TYPE] = content_type
-        try:
-            spelled = [(name, value.encode()) for name, value in headers.items()]
-        except UnicodeEncodeError as error:
-            raise MessageRejected(f"Kafka cannot carry one of its headers: {error}", permanent=True) from None
-        record = Record(message, topic, None if message.key is None else message.key.encode(), payload, spelled)
+        record = Record(message, topic, None if message.key is None else message.key.encode(), payload, headers)
         if message.headers or len(payload or b"") > self._max_bytes - OWN_HEADERS:
-            _check_names(message.headers)
-            self._check_size(record)
+            self._check(record)
         return record
 
-    def _check_size(self, record: Record) -> None:
+    def _check(self, record: Record) -> None:
         _, _, key, payload, headers = record
-        size = len(key or b"") + len(payload or b"") + sum(len(name.encode()) + len(value) for name, value in headers)
+        size = len(key or b"") + len(payload or b"") + sum(_size(name, value) for name, value in headers.items())
         if size > self._max_bytes:
             raise MessageRejected(
                 f"it has {size:,} bytes with its key and headers, and {MAX_BYTES} is {self._max_bytes:,}",
@@ -261,14 +256,14 @@ def _can_be_topic(topic: str) -> bool:
     return TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
 
 
-def _check_names(headers: Iterable[str]) -> None:
-    """The client takes names as C has them, and does not look."""
-    for name in headers:
-        try:
-            if b"\0" in name.encode():
-                raise ValueError("a zero")
-        except ValueError as error:
-            raise MessageRejected(f"Kafka cannot carry its header {name!r}: {error}", permanent=True) from None
+def _size(name: str, value: str) -> int:
+    """Of a header, if it can be one: the client takes names as C has them, and does not look."""
+    try:
+        if "\0" in name:
+            raise ValueError("a zero")
+        return len(name.encode()) + len(value.encode())
+    except ValueError as error:
+        raise MessageRejected(f"Kafka cannot carry its header {name!r}: {error}", permanent=True) from None
 
 
 def _is_suspicious(error: KafkaError, line: Line) -> bool:

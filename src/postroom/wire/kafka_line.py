@@ -26,7 +26,7 @@ class Record(NamedTuple):
     topic: str
     key: bytes | None
     payload: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: dict[str, str]
 
 
 class Flight:
@@ -77,13 +77,12 @@ class Line:
         flight = Flight(records, self._loop)
         refused: dict[tuple[str, str | None], KafkaError] = {}
         for record in records:
-            lane = (record.message.topic, record.message.key)
-            error = refused.get(lane) if refused else None
+            error = refused.get(_lane(record)) if refused else None
             error = error or self._produce(record, flight)
             if error is not None:
                 flight.landed(record, error)
                 if record.key is not None:
-                    refused[lane] = error
+                    refused[_lane(record)] = error
         self._pause = SHORTEST
         self._listen()
         return flight
@@ -138,6 +137,10 @@ class Line:
 
     def _purge(self) -> None:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+
+
+def _lane(record: Record) -> tuple[str, str | None]:
+    return record.message.topic, record.message.key
 
 
 def _let_go(producer: list[Any]) -> None:
