@@ -11,11 +11,13 @@ from multiprocessing.connection import Connection
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from postroom.message import ID_HEADER, KEY_HEADER
 from tests import services
 
 from .children import child, closed, hear
 
 PIPELINED = "&pipelined=true"
+ID, KEY = ID_HEADER, KEY_HEADER
 SOME = 500
 """Messages that a loop hands to its client at once, where it does not take them all."""
 
@@ -24,6 +26,7 @@ class Record(NamedTuple):
     id: str
     key: str
     payload: bytes
+    headers: dict[str, str]
 
 
 class Broker(ABC):
@@ -37,6 +40,10 @@ class Broker(ABC):
 
     def version(self) -> str:
         return services.version(self.service)
+
+    def headers(self, id: str, key: str) -> dict[str, str]:
+        """The fewest that a consumer needs, who must know the id, and the key where the broker knows none."""
+        return {ID: id}
 
     @abstractmethod
     def url(self, place: str, *, hot: bool) -> str:
@@ -85,10 +92,8 @@ class Kafka(Broker):
         )
         producer.list_topics(place, timeout=10)
         start = time.perf_counter()
-        for id, key, payload in records:
-            producer.produce(
-                place, payload, key, headers=[("postroom-id", id)], on_delivery=lambda error, _: answered.append(error)
-            )
+        for _, key, payload, headers in records:
+            producer.produce(place, payload, key, headers=headers, on_delivery=lambda error, _: answered.append(error))
             producer.poll(0)
         producer.flush(120)
         elapsed = time.perf_counter() - start
@@ -148,8 +153,8 @@ class RabbitMQ(Broker):
         )
         channel = await ready
         start = time.perf_counter()
-        for number, (id, _, payload) in enumerate(records):
-            properties = BasicProperties(headers={"postroom-id": id}, delivery_mode=DeliveryMode.Persistent)
+        for number, (_, _, payload, headers) in enumerate(records):
+            properties = BasicProperties(headers=headers, delivery_mode=DeliveryMode.Persistent)
             channel.basic_publish("", place, payload, properties, mandatory=True)
             if number % SOME == 0:
                 await asyncio.sleep(0)
@@ -162,6 +167,9 @@ class RabbitMQ(Broker):
 
 class Redis(Broker):
     service = "redis"
+
+    def headers(self, id: str, key: str) -> dict[str, str]:
+        return {ID: id, KEY: key}
 
     def url(self, place: str, *, hot: bool) -> str:
         return f"{self.address}?stream={place}"
@@ -188,8 +196,8 @@ class Redis(Broker):
 
             async def send(some: Sequence[Record]) -> None:
                 async with room, client.pipeline(transaction=True) as pipeline:
-                    for id, key, payload in some:
-                        pipeline.xadd(place, {"postroom-id": id, "postroom-key": key, "payload": payload})
+                    for record in some:
+                        pipeline.xadd(place, {**record.headers, "payload": record.payload})
                     await pipeline.execute()
 
             start = time.perf_counter()
@@ -199,6 +207,9 @@ class Redis(Broker):
 
 class Nats(Broker):
     service = "nats"
+
+    def headers(self, id: str, key: str) -> dict[str, str]:
+        return {KEY: key}
 
     def url(self, place: str, *, hot: bool) -> str:
         return f"{self.address}?subject={place}{PIPELINED if hot else ''}"
@@ -229,8 +240,8 @@ class Nats(Broker):
         stream: Any = client.jetstream()
         start = time.perf_counter()
         answers = [
-            await stream.publish_async(place, payload, headers={"Nats-Msg-Id": id, "postroom-key": key})
-            for id, key, payload in records
+            await stream.publish_async(place, payload, headers={**headers, "Nats-Msg-Id": id})
+            for id, _, payload, headers in records
         ]
         await stream.publish_async_completed()
         elapsed = time.perf_counter() - start
@@ -243,6 +254,9 @@ class Mqtt(Broker):
     service = "mosquitto"
     messages = 50_000
     quick_messages = 10_000
+
+    def headers(self, id: str, key: str) -> dict[str, str]:
+        return {ID: id, KEY: key}
 
     def url(self, place: str, *, hot: bool) -> str:
         return f"{self.address}?topic={place}{PIPELINED if hot else ''}"
@@ -262,9 +276,9 @@ class Mqtt(Broker):
             time.sleep(0.001)
         start = time.perf_counter()
         sent: list[Any] = []
-        for id, key, payload in records:
+        for _, _, payload, headers in records:
             properties: Any = Properties(PacketTypes.PUBLISH)
-            properties.UserProperty = [("postroom-id", id), ("postroom-key", key)]
+            properties.UserProperty = list(headers.items())
             sent.append(client.publish(place, payload, 1, properties=properties))
         for info in sent:
             info.wait_for_publish(120)
@@ -311,9 +325,11 @@ class Sqs(Broker):
                 {
                     "Id": str(number),
                     "MessageBody": payload.decode(),
-                    "MessageAttributes": {"postroom-id": {"DataType": "String", "StringValue": id}},
+                    "MessageAttributes": {
+                        name: {"DataType": "String", "StringValue": value} for name, value in headers.items()
+                    },
                 }
-                for number, (id, _, payload) in enumerate(some)
+                for number, (_, _, payload, headers) in enumerate(some)
             ]
             async with room:
                 said = await client.send_message_batch(QueueUrl=queue, Entries=entries)
@@ -348,6 +364,9 @@ class Http(Broker):
     def version(self) -> str:
         return "a server that only answers"
 
+    def headers(self, id: str, key: str) -> dict[str, str]:
+        return {ID: id, KEY: key}
+
     def url(self, place: str, *, hot: bool) -> str:
         return f"{self.address}/{place}#allow_private=true"
 
@@ -367,8 +386,7 @@ class Http(Broker):
 
         async def send(record: Record) -> None:
             async with room:
-                headers = {"postroom-id": record.id, "postroom-key": record.key}
-                answer = await client.post(f"{self.address}/{place}", content=record.payload, headers=headers)
+                answer = await client.post(f"{self.address}/{place}", content=record.payload, headers=record.headers)
             assert answer.status_code == 200
 
         async with httpx.AsyncClient(limits=httpx.Limits(max_connections=16)) as client:

@@ -25,7 +25,7 @@ class Stopwatch:
     """Times a relay from an event to the settlement of the last of so many messages; then stops it."""
 
     def __init__(self, messages: int, since: type[Event]) -> None:
-        self._left = messages
+        self._messages = self._left = messages
         self._since = since
         self._timed = 0
         self._started: float | None = None

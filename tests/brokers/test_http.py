@@ -33,9 +33,11 @@ from postroom.errors import NotAttempted
 from postroom.failures import is_unavailable
 from postroom.ports import Finding
 from postroom.publishers import http
-from postroom.publishers.http import HttpPublisher, is_public
+from postroom.publishers.http import HttpPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received, RejectionContract
+from postroom.wire import http_client
+from postroom.wire.http_client import is_public
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
@@ -378,18 +380,18 @@ async def test_leave_to_send_that_came_with_the_answer_to_another_request_is_not
 async def test_over_http_2_a_long_silence_is_broken_by_a_ping() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
-            while await reader.read(100) == http.PING:
-                writer.write(http.PONG)
+            while await reader.read(100) == http_client.PING:
+                writer.write(http_client.PONG)
         writer.transport.abort()
         is_over.set()
 
     is_over = asyncio.Event()
     listener = await asyncio.start_server(answer, "127.0.0.1", 0)
-    network = http.Network(allow_private=True)
+    network = http_client.Network(allow_private=True)
     stream = await network.connect_tcp("127.0.0.1", listener.sockets[0].getsockname()[1])
     stream.is_shared = True
     for _ in range(2):
-        assert await stream.read(100, timeout=10) == http.PONG
+        assert await stream.read(100, timeout=10) == http_client.PONG
     network.close()
     await is_over.wait()
     listener.close()
@@ -398,7 +400,7 @@ async def test_over_http_2_a_long_silence_is_broken_by_a_ping() -> None:
 
 async def test_over_http_2_a_connection_that_timed_out_has_ended(server: HttpServer) -> None:
     """The network says so with the same error as a clock of our own does."""
-    network = http.Network(allow_private=True)
+    network = http_client.Network(allow_private=True)
     stream = await network.connect_tcp("127.0.0.1", int(server.address.rpartition(":")[2]))
     stream.is_shared = True
     stream._reader.set_exception(TimeoutError("ETIMEDOUT"))
@@ -450,7 +452,7 @@ async def test_a_connection_for_many_that_has_ended_is_not_used_again(secure: Se
 
 
 async def test_a_connection_for_many_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MOST_CARRIED", 50)
+    monkeypatch.setattr(http_client, "MOST_CARRIED", 50)
     with SecureServer(most=100) as secure:
         messages = [Message(topic="orders", key=f"key-{n % 30}", payload=b"%d" % n) for n in range(500)]
         assert await send(securely_to(secure), *messages) == [None] * 500

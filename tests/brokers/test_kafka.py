@@ -525,3 +525,48 @@ async def test_a_header_that_cannot_travel_is_refused_for_good(
     assert isinstance(refused, MessageRejected)
     assert refused.permanent
     assert delivered is None
+
+
+async def test_a_value_with_a_zero_arrives_as_it_is(address: str, topic: str) -> None:
+    """The client would end a text there."""
+    assert await send(address, Message(topic=topic, payload=b"1", key="k", headers={"a": "be\0fore"})) == [None]
+    [record] = await records(address, topic)
+    assert dict(record.headers)["a"] == b"be\0fore"
+
+
+@pytest.mark.parametrize("bad", [{"topic": "no topic"}, {"headers": {"zero\0": "1"}}, {"type": "half \ud83d"}])
+async def test_a_call_with_nothing_to_send_ends_at_once(address: str, topic: str, bad: dict[str, Any]) -> None:
+    async with asyncio.timeout(5):
+        [answer] = await send(address, Message(**{"topic": topic, "payload": b"1", **bad}), timeout=60.0)
+    assert isinstance(answer, MessageRejected)
+    assert answer.permanent
+
+
+async def test_a_closed_publisher_lets_go_of_its_client_and_may_be_used_again(address: str, topic: str) -> None:
+    publisher = KafkaPublisher(address)
+    lines: list[Any] = []
+    for number in range(2):
+        batch = await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"%d" % number)]))
+        assert [*batch.answers.values()] == [None]
+        lines += publisher._lines.values()
+        await publisher.close()
+    assert [line._producer for line in lines] == [None, None]
+    assert len(await records(address, topic)) == 2
+
+
+def test_a_publisher_may_be_used_on_one_event_loop_after_another(address: str) -> None:
+    topic, publisher = f"t{secrets.token_hex(6)}", KafkaPublisher(address)
+    lines: list[Any] = []
+
+    async def use(number: int) -> None:
+        if not number:
+            await create(address, topic)
+        batch = await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"%d" % number)]))
+        assert [*batch.answers.values()] == [None]
+        lines.extend(publisher._lines.values())
+
+    for number in range(2):
+        asyncio.run(use(number))  # which does not close it
+    assert lines[0]._producer is None
+    asyncio.run(publisher.close())
+    assert lines[1]._producer is None

@@ -185,24 +185,39 @@ def test_of_a_key_that_failed_as_a_whole_the_first_message_goes_first_again(
 def test_while_many_calls_are_under_way_a_small_batch_waits_to_become_a_larger_one() -> None:
     """Else a publisher that takes one batch at a time gets ever smaller ones."""
     plan, outlet = make_plan()
-    outlet.features = Features(ordered=True, max_batch=16)
+    outlet.features = Features(ordered=True, max_batch=8)
     own(plan)
-    read(plan, *(message(number, f"k{number}") for number in range(1, 65)))
+    read(plan, *(message(number, f"k{number}") for number in range(1, 33)))
     calls = [plan.next_batch(outlet, 0.0) for _ in range(4)]
-    assert [len(call) for call in calls] == [16, 16, 16, 16]
+    assert [len(call) for call in calls] == [8, 8, 8, 8]
     plan.expect_news([1])
-    read(plan, message(71, "new"))
+    read(plan, message(41, "new"))
     assert plan.next_batch(outlet, 0.0) == []
     plan.expect_news([1])
-    read(plan, message(72, "another"))
-    assert [sent.key for sent in plan.next_batch(outlet, 0.0)] == ["new", "another"], "an eighth of a batch"
+    read(plan, message(42, "another"))
+    assert [sent.key for sent in plan.next_batch(outlet, 0.0)] == ["new", "another"], "a quarter of a batch"
     plan.expect_news([1])
-    read(plan, message(73, "last"))
+    read(plan, message(43, "last"))
     assert plan.next_batch(outlet, 0.0) == []
     for call in calls[:2]:
         plan.delivered(outlet, call, 0.0)
         plan.call_ended(outlet, 0.0)
     assert [sent.key for sent in plan.next_batch(outlet, 0.0)] == ["last"], "it does not wait for ever"
+
+
+def test_many_keys_do_not_become_many_small_calls() -> None:
+    """A publisher may take calls one by one: each waits for all that are before it."""
+    plan, outlet = make_plan(batch_size=40)
+    own(plan)
+    read(plan, *(message(number, f"k{number}") for number in range(1, 41)))
+    first = plan.next_batch(outlet, 0.0)
+    plan.expect_news([1])
+    for number, landing in enumerate(first[:8], start=41):
+        plan.answer(landing, None, 0.0)
+        plan.expect_news([1])
+        read(plan, message(number, f"k{number}"))
+        plan.next_batch(outlet, 0.0)
+    assert outlet.calls == 4
 
 
 def test_a_backlog_is_read_two_batches_at_a_time_and_news_are_not() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -17,13 +17,15 @@ from pika.spec import Basic
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
 from ..failures import describe
 from ..message import Message
-from ..ports import Batch, Features, Finding, Verdict
+from ..ports import Batch, Features, Finding
 from ..redact import redact
 from ..wire import tls
 from ..wire.calls import Call
 from ..wire.envelope import DEFAULT_SOURCE, Envelope
+from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import duration, positive, take, truth, whole
+from ..wire.sessions import Sessions
 from ..wire.template import template
 
 OPTIONS = {
@@ -49,6 +51,7 @@ HIGHEST_PRIORITY = 255
 CONNECT_TIMEOUT = 10.0
 LARGEST_PIECE = 1024 * 1024
 """Bytes of payload that are handed to the client before others have their turn."""
+LARGEST_WRITE = 128 * 1024
 REMEDY = "check the address, the user, the password and the virtual host in the URL, and whether the broker runs"
 
 
@@ -80,7 +83,7 @@ class AmqpPublisher:
     ) -> None:
         place, given = take(url, OPTIONS, THEIRS)
         self.name = redact(place)
-        self._parameters = _parameters(place, url, given)
+        parameters = _parameters(place, url, given)
         exchange = given.get("exchange", exchange)
         self._exchange: Callable[[Message], str] = template("exchange", exchange) if exchange else _default_exchange
         self._routing_key = template("routing_key", given.get("routing_key", routing_key))
@@ -94,7 +97,7 @@ class AmqpPublisher:
         self._max_size = given.get("max_size", max_size)
         self._envelope = Envelope(given.get("format", format), given.get("source", source))
         self.features = Features(ordered=given.get("pipelined", pipelined), max_size=self._max_size)
-        self._line = _Line()
+        self._channels = Sessions[Channel](lambda: _open(parameters))
 
     async def publish(self, batch: Batch) -> None:
         lanes = Lanes(batch)
@@ -105,7 +108,7 @@ class AmqpPublisher:
                 if not lanes.may_start(piece):
                     continue
                 for message in lanes.open(piece):
-                    channel = channel or await self._line.channel(self._parameters)
+                    channel = channel or await self._channels.take()
                     await self._send(channel, message, call, lanes)
                 await asyncio.sleep(0)  # answers, and others, have their turn
             await call.end()
@@ -114,18 +117,18 @@ class AmqpPublisher:
                 channel.forget(call)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._channels.close()
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 for topic in () if self._declare else topics:
-                    channel = await self._line.channel(self._parameters)
+                    channel = await self._channels.take()
                     await self._look_for(channel, Message(topic=topic))
-                await self._line.channel(self._parameters)
+                await self._channels.take()
         except Exception as error:
-            return [_found("problem", f"{self.name}: {describe(error)}", REMEDY)]
-        return [_found("ok", f"{self.name} answers")]
+            return [finding("problem", f"{self.name}: {describe(error)}", REMEDY)]
+        return [finding("ok", f"{self.name} answers")]
 
     async def _look_for(self, channel: Channel, message: Message) -> None:
         try:
@@ -172,10 +175,6 @@ def _default_exchange(_: Message) -> str:
     return ""
 
 
-def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
-    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
-
-
 def _parameters(place: str, url: str, given: Mapping[str, Any]) -> URLParameters:
     try:
         parameters = URLParameters(place)
@@ -193,29 +192,10 @@ def _parameters(place: str, url: str, given: Mapping[str, Any]) -> URLParameters
 # --- connections
 
 
-class _Line:
-    """The connection: made when it is first needed, and made anew when it is lost, or on another event loop."""
-
-    def __init__(self) -> None:
-        self._channel: Channel | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
-
-    async def channel(self, parameters: URLParameters) -> Channel:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._turn, self._channel = loop, asyncio.Lock(), None
-        async with self._turn:
-            if self._channel is None or not self._channel.is_open:
-                channel = Channel()
-                await channel.open(parameters)
-                self._channel = channel
-            return self._channel
-
-    async def close(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None and self._loop is asyncio.get_running_loop():
-            await channel.close()
+async def _open(parameters: URLParameters) -> Channel:
+    channel = Channel()
+    await channel.open(parameters)
+    return channel
 
 
 class _Connection(AsyncioConnection):
@@ -240,7 +220,21 @@ class _Connection(AsyncioConnection):
     def _emit(self) -> None:
         frames, self._frames = self._frames, []
         if self._transport is not None:  # else it was given up
-            self._transport.write(b"".join(frames))
+            for part in _joined(frames):
+                self._transport.write(part)
+
+
+def _joined(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """In parts that are not too large: of one that is sent by and by, the client copies the rest each time."""
+    part: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if part and size + len(frame) > LARGEST_WRITE:
+            yield b"".join(part)
+            part, size = [], 0
+        part.append(frame)
+        size += len(frame)
+    yield b"".join(part)
 
 
 class Channel:
@@ -260,8 +254,8 @@ class Channel:
         self._declaring = asyncio.Lock()
 
     @property
-    def is_open(self) -> bool:
-        return self._reason is None and self._channel is not None
+    def lost(self) -> str | None:
+        return None if self._reason is None else describe(self._reason)
 
     # --- its life
 
@@ -289,7 +283,7 @@ class Channel:
 
     async def close(self) -> None:
         """With a goodbye, for which it does not wait long."""
-        if self.is_open:
+        if self.lost is None:
             self._connection.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):

@@ -14,9 +14,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
 from ..message import Message
-from ..ports import Batch, Features, Finding, Verdict
+from ..ports import Batch, Features, Finding
 from ..redact import redact
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
+from ..wire.findings import finding
 from ..wire.kafka_line import QUIET, Flight, Line, Record, words
 from ..wire.kafka_transactions import Slot, Transactions, is_fenced
 from ..wire.lanes import Lanes
@@ -112,7 +113,9 @@ class KafkaPublisher:
                     await self._send([record], lanes, is_final=True)
 
     async def close(self) -> None:
+        lines = [*self._lines.values()]
         self._end_lines()
+        await asyncio.gather(*(line.close() for line in lines))
         if self._transactions is not None:
             await self._transactions.close()
 
@@ -121,12 +124,12 @@ class KafkaPublisher:
         try:
             lacking = await asyncio.to_thread(_lacking, self._settings, names)
         except KafkaException as error:
-            return [_found("problem", f"{self.name}: {words(error.args[0])}", REMEDY)]
+            return [finding("problem", f"{self.name}: {words(error.args[0])}", REMEDY)]
         if lacking:
             return [
-                _found("problem", f"{self.name}: no topic {', '.join(lacking)}", "create it, or grant the right to it")
+                finding("problem", f"{self.name}: no topic {', '.join(lacking)}", "create it, or grant the right to it")
             ]
-        return [_found("ok", f"{self.name} answers")]
+        return [finding("ok", f"{self.name} answers")]
 
     def _records(self, messages: Sequence[Message], lanes: Lanes) -> list[Record]:
         records: list[Record] = []
@@ -144,14 +147,18 @@ class KafkaPublisher:
         headers, payload, content_type = self._envelope.wrap(message)
         if content_type is not None:
             headers[CONTENT_TYPE] = content_type
-        record = Record(message, topic, None if message.key is None else message.key.encode(), payload, headers)
+        try:
+            spelled = [(name, value.encode()) for name, value in headers.items()]
+        except UnicodeEncodeError as error:
+            raise MessageRejected(f"Kafka cannot carry one of its headers: {error}", permanent=True) from None
+        record = Record(message, topic, None if message.key is None else message.key.encode(), payload, spelled)
         if message.headers or len(payload or b"") > self._max_bytes - OWN_HEADERS:
             self._check(record)
         return record
 
     def _check(self, record: Record) -> None:
         _, _, key, payload, headers = record
-        size = len(key or b"") + len(payload or b"") + sum(_size(name, value) for name, value in headers.items())
+        size = len(key or b"") + len(payload or b"") + sum(_size(name, value) for name, value in headers)
         if size > self._max_bytes:
             raise MessageRejected(
                 f"it has {size:,} bytes with its key and headers, and {MAX_BYTES} is {self._max_bytes:,}",
@@ -162,31 +169,21 @@ class KafkaPublisher:
         """Those that are to be tried again, one by one."""
         line = self._line(is_final)
         flight = line.send(records)
-        told = 0
+        telling = _Telling(flight, line, lanes, is_final=is_final)
         try:
             while not (await asyncio.wait([flight.over], timeout=PROGRESS))[0]:
-                told = _tell(flight, told, lanes)
+                telling.tell()
         except asyncio.CancelledError:
-            _tell(flight, told, lanes)
-            for record in _unheard(flight) if line.trouble else ():
+            line.hear()
+            telling.tell()
+            for record in flight.unheard() if line.trouble else ():
                 lanes.answer(record.message, DestinationUnavailable(f"no answer in time: {line.trouble}"))
             raise
         finally:
-            if flight.delivered:
-                line.trouble = None
             if flight.left or line.is_broken:
                 line.end()
-        if not told and not flight.failed and lanes.confirm_all(len(records)):
-            return []
-        _tell(flight, told, lanes)
-        suspects: list[Record] = []
-        places = {id(record): place for place, record in enumerate(records)}
-        for record, error in sorted(flight.failed, key=lambda each: places[id(each[0])]):
-            if _is_suspicious(error, line) and not is_final:
-                suspects.append(record)
-            else:
-                lanes.answer(record.message, _judged(error))
-        return suspects
+        telling.tell_all()
+        return telling.suspects
 
     async def _commit(
         self, transactions: Transactions, records: Sequence[Record], lanes: Lanes, timeout: float
@@ -239,16 +236,40 @@ class KafkaPublisher:
         self._alone = asyncio.Lock()
 
 
-def _tell(flight: Flight, told: int, lanes: Lanes) -> int:
-    """Of what was delivered since; how many have been told by now."""
-    for record in flight.delivered[told:]:
-        lanes.answer(record.message)
-    return len(flight.delivered)
+class _Telling:
+    """What is told of a flight by and by."""
 
+    def __init__(self, flight: Flight, line: Line, lanes: Lanes, *, is_final: bool) -> None:
+        self.suspects: list[Record] = []
+        """To be tried again, one by one."""
+        self._flight, self._line, self._lanes = flight, line, lanes
+        self._is_final = is_final
+        self._delivered = self._failed = 0
+        """How many of them have been told."""
 
-def _unheard(flight: Flight) -> list[Record]:
-    heard = {id(record) for record in (*flight.delivered, *(record for record, _ in flight.failed))}
-    return [record for record in flight.records if id(record) not in heard]
+    def tell(self) -> None:
+        """What has become known since."""
+        flight = self._flight
+        for record in flight.delivered[self._delivered :]:
+            self._line.trouble = None
+            self._lanes.answer(record.message)
+        for record, error in flight.failed[self._failed :]:
+            if _is_suspicious(error, self._line) and not self._is_final:
+                self.suspects.append(record)
+            else:
+                self._lanes.answer(record.message, _judged(error))
+        self._delivered, self._failed = len(flight.delivered), len(flight.failed)
+
+    def tell_all(self) -> None:
+        """Nothing is open any more."""
+        flight = self._flight
+        is_whole = len(flight.delivered) == len(flight.records) and not self._delivered
+        if is_whole and self._lanes.confirm_all(len(flight.records)):
+            self._line.trouble = None
+            return
+        self.tell()
+        places = {id(record): place for place, record in enumerate(flight.records)}
+        self.suspects.sort(key=lambda record: places[id(record)])
 
 
 @lru_cache
@@ -256,13 +277,13 @@ def _can_be_topic(topic: str) -> bool:
     return TOPIC.fullmatch(topic) is not None and topic not in (".", "..")
 
 
-def _size(name: str, value: str) -> int:
+def _size(name: str, value: bytes) -> int:
     """Of a header, if it can be one: the client takes names as C has them, and does not look."""
+    if "\0" in name:
+        raise MessageRejected(f"Kafka cannot carry its header {name!r}: a zero", permanent=True)
     try:
-        if "\0" in name:
-            raise ValueError("a zero")
-        return len(name.encode()) + len(value.encode())
-    except ValueError as error:
+        return len(name.encode()) + len(value)
+    except UnicodeEncodeError as error:
         raise MessageRejected(f"Kafka cannot carry its header {name!r}: {error}", permanent=True) from None
 
 
@@ -289,10 +310,6 @@ def _judged(error: KafkaError) -> Exception:
     if is_fenced(error):
         return DestinationUnavailable(f"another relay owns the slot by now: {words(error)}")
     return DestinationUnavailable(words(error))
-
-
-def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
-    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
 
 
 def _lacking(settings: Mapping[str, object], names: Sequence[str]) -> list[str]:

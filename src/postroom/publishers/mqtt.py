@@ -24,12 +24,15 @@ from ..clock import Clock, SystemClock
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
 from ..failures import describe
 from ..message import Message
-from ..ports import Batch, Features, Finding, Verdict
+from ..ports import Batch, Features, Finding
 from ..redact import redact
 from ..wire import tls
+from ..wire.calls import Call
 from ..wire.envelope import DEFAULT_SOURCE, Envelope, Wrapped
+from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import positive, take, truth
+from ..wire.sessions import Sessions, Waiting
 from ..wire.template import template
 
 OPTIONS = {
@@ -119,20 +122,21 @@ class MqttPublisher:
             raise ConfigurationError(
                 f"keepalive must be between 1 and {LONGEST_SILENCE} seconds, not {broker.keepalive}"
             )
-        self._sessions = Sessions(broker)
+        self._sessions = Sessions[Session](lambda: _open(broker))
 
     async def publish(self, batch: Batch) -> None:
-        call = Call(lanes=Lanes(batch))
+        lanes = Lanes(batch)
+        call = Call(lanes)
         session = await self._sessions.take()
         try:
             for piece in self._pieces(batch.messages, session.most):
                 await session.wait_for_room(len(piece))
-                if call.lanes.may_start(piece):
-                    session.send(self._packets(piece, call.lanes, session.largest), call)
+                if lanes.may_start(piece):
+                    session.send(self._packets(piece, lanes, session.largest), call)
                     await session.wait_until_written()
             await session.wait_for_answers(call)
         except BaseException:
-            if call.unanswered:
+            if call.is_open:
                 # Some of it may not have left yet, and who does not answer one call does not answer others.
                 session.abort("there was no answer for too long")
             raise
@@ -145,8 +149,8 @@ class MqttPublisher:
         try:
             await self._sessions.take()
         except Exception as error:
-            return [_found("problem", f"{self.name}: {describe(error)}", REMEDY)]
-        return [_found("ok", f"{self.name} lets us in")]
+            return [finding("problem", f"{self.name}: {describe(error)}", REMEDY)]
+        return [finding("ok", f"{self.name} lets us in")]
 
     def _pieces(self, messages: Sequence[Message], most: int) -> Iterator[Sequence[Message]]:
         longest = max(1, most // 4)  # so that there is always something under way
@@ -246,10 +250,6 @@ def _reason(block: bytearray) -> str:
     return f": {said.ReasonString}" if hasattr(said, "ReasonString") else ""
 
 
-def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
-    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
-
-
 # --- connections
 
 
@@ -286,49 +286,17 @@ def _broker(place: str, url: str, given: dict[str, Any]) -> Broker:
     )
 
 
-class Sessions:
-    """One at a time. It belongs to one event loop, and is made anew on another, or when it is lost."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._session: Session | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
-
-    async def take(self) -> Session:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._turn, self._session = loop, asyncio.Lock(), None
-        if self._session is None or self._session.lost is not None:
-            async with self._turn:
-                if self._session is None or self._session.lost is not None:
-                    self._session = await self._open()
-        return self._session
-
-    async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None and self._loop is asyncio.get_running_loop():
-            await session.close()
-
-    async def _open(self) -> Session:
-        session = Session(self._broker)
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                await session.open()
-        except BaseException as error:
-            session.abort("it was never made")
-            if isinstance(error, Exception) and not isinstance(error, DestinationUnavailable):
-                raise DestinationUnavailable(f"{self._broker.host}:{self._broker.port}: {describe(error)}") from None
-            raise
-        return session
-
-
-@dataclass(slots=True, kw_only=True)
-class Call:
-    """One call of `publish`."""
-
-    lanes: Lanes
-    unanswered: int = 0
+async def _open(broker: Broker) -> Session:
+    session = Session(broker)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            await session.open()
+    except BaseException as error:
+        session.abort("it was never made")
+        if isinstance(error, Exception) and not isinstance(error, DestinationUnavailable):
+            raise DestinationUnavailable(f"{broker.host}:{broker.port}: {describe(error)}") from None
+        raise
+    return session
 
 
 class Wire(asyncio.Protocol):
@@ -404,7 +372,7 @@ class Wire(asyncio.Protocol):
             self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, QUICK, 1)
 
 
-class Session(Client):
+class Session(Waiting, Client):
     """A client that never connects again by itself, and its unanswered messages.
 
     aiomqtt will not do: it does not tell what an acknowledgement says, and so takes a refusal for a success.
@@ -423,8 +391,6 @@ class Session(Client):
         self.on_connect = self._welcomed
         self.on_disconnect = self._dismissed
         self.broker = broker
-        self.lost: str | None = None
-        """Why nothing can be sent any more."""
         self.most, self.largest = 0, 0
         """How many messages may be unanswered, and how many bytes one may have; known once we are let in."""
         self._wire = Wire(self._read, self._ended)
@@ -465,17 +431,12 @@ class Session(Client):
             if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
                 raise DestinationUnavailable(f"the client does not take it: {info.rc.name}")
             self._sent[info.mid] = message, call
-            call.unanswered += 1
+            call.sent()
         self._wire.flush()
 
     async def wait_until_written(self) -> None:
         await self._wire.writable.wait()
         self._check()
-
-    async def wait_for_answers(self, call: Call) -> None:
-        while call.unanswered:
-            self._check()
-            await self._hear()
 
     def abort(self, why: str) -> None:
         """Nothing more may leave."""
@@ -485,14 +446,6 @@ class Session(Client):
             self._tending.cancel()
         self._wire.abort()
         self._news.set()
-
-    async def _hear(self) -> None:
-        self._news.clear()
-        await self._news.wait()
-
-    def _check(self) -> None:
-        if self.lost is not None:
-            raise DestinationUnavailable(self.lost)
 
     # --- what happens
 
@@ -540,8 +493,7 @@ class Session(Client):
         self._out_messages.pop(mid, None)
         if (sent := self._sent.pop(mid, None)) is not None and self.lost is None:
             message, call = sent
-            call.unanswered -= 1
-            call.lanes.answer(message, None if code in DELIVERED else _verdict(code, _reason(packet[3:])))
+            call.answer(message, None if code in DELIVERED else _verdict(code, _reason(packet[3:])))
             self._news.set()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 

@@ -23,12 +23,15 @@ from nats.errors import NoRespondersError, SecureConnWantedError
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, MissingExtra
 from ..failures import describe
 from ..message import Message
-from ..ports import Batch, Features, Finding, Verdict
+from ..ports import Batch, Features, Finding
 from ..redact import redact
 from ..wire import tls
+from ..wire.calls import Call
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
+from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import positive, take, truth
+from ..wire.sessions import Sessions, Waiting
 from ..wire.template import template
 
 OPTIONS = {
@@ -96,20 +99,22 @@ class NatsPublisher:
             raise ConfigurationError(f"max_in_flight must be at least 1, not {most}")
         self._longest_piece = max(1, most // 4)  # so that there is always something under way
         self._envelope = Envelope(given.get("format", format), given.get("source", source))
-        self._connections = Connections(_servers(place, url, given, given.get("creds", creds)), most)
+        servers = deque(_servers(place, url, given, given.get("creds", creds)))
+        self._connections = Sessions[Connection](lambda: _open(servers, most))
 
     async def publish(self, batch: Batch) -> None:
-        call = Call(lanes=Lanes(batch))
+        lanes = Lanes(batch)
+        call = Call(lanes)
         connection = await self._connections.take()
         try:
             for piece in self._pieces(batch.messages):
                 await connection.wait_for_room(len(piece))
-                if call.lanes.may_start(piece):
-                    connection.send(self._packets(piece, call.lanes, connection.max_payload), call)
+                if lanes.may_start(piece):
+                    connection.send(self._packets(piece, lanes, connection.max_payload), call)
                     await connection.wait_until_written()
             await connection.wait_for_answers(call)
         except BaseException:
-            if call.unanswered:
+            if call.is_open:
                 # Some of it may not have left yet, and who does not answer one call does not answer others.
                 connection.abort("there was no answer for too long")
             raise
@@ -126,14 +131,14 @@ class NatsPublisher:
                 lacking = [subject for subject in subjects if not await self._streams(connection, subject)]
         except Denied as error:
             remedy = "allow it, if you want to know beforehand whether a subject has a stream"
-            return [_found("warning", f"{self.name} answers, but does not let us look: {error}", remedy)]
+            return [finding("warning", f"{self.name} answers, but does not let us look: {error}", remedy)]
         except NoRespondersError:
-            return [_found("problem", f"{self.name} has no JetStream", "enable JetStream, for this account too")]
+            return [finding("problem", f"{self.name} has no JetStream", "enable JetStream, for this account too")]
         except Exception as error:
-            return [_found("problem", f"{self.name}: {describe(error)}", REMEDY)]
+            return [finding("problem", f"{self.name}: {describe(error)}", REMEDY)]
         if lacking:
-            return [_found("problem", f"{self.name}: no stream takes {lacking[0]!r}", _make_stream(lacking[0]))]
-        return [_found("ok", f"{self.name} answers")]
+            return [finding("problem", f"{self.name}: no stream takes {lacking[0]!r}", _make_stream(lacking[0]))]
+        return [finding("ok", f"{self.name} answers")]
 
     async def _streams(self, connection: Connection, subject: str) -> list[str]:
         prefix = f"$JS.{self._domain}.API" if self._domain else "$JS.API"
@@ -226,10 +231,6 @@ def _make_stream(subject: str) -> str:
     return f"make one, or add {subject!r} to the subjects of one that is there"
 
 
-def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
-    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
-
-
 # --- connections
 
 
@@ -294,56 +295,23 @@ def _check_creds(creds: str) -> None:
         raise ConfigurationError(f"creds={creds} has no credentials: it needs a user's JWT and seed")
 
 
-class Connections:
-    """One at a time. It belongs to one event loop, and is made anew on another, or when it is lost."""
-
-    def __init__(self, servers: list[Server], most: int) -> None:
-        self._servers = deque(servers)
-        self._most = most
-        self._connection: Connection | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
-
-    async def take(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._turn, self._connection = loop, asyncio.Lock(), None
-        if self._connection is None or self._connection.lost is not None:
-            async with self._turn:
-                if self._connection is None or self._connection.lost is not None:
-                    self._connection = await self._open()
-        return self._connection
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and self._loop is asyncio.get_running_loop():
-            await connection.close()
-
-    async def _open(self) -> Connection:
-        """To the first server that lets us in."""
-        troubles: list[str] = []
-        for _ in range(len(self._servers)):
-            connection = Connection(self._servers[0], self._most)
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    await connection.open()
-            except BaseException as error:
-                connection.abort("it was never made")
-                self._servers.rotate(-1)
-                if not isinstance(error, Exception):
-                    raise
-                troubles.append(f"{connection.server.place}: {describe(connection.reason or error)}")
-            else:
-                return connection
-        raise DestinationUnavailable("; ".join(troubles))
-
-
-@dataclass(slots=True, kw_only=True)
-class Call:
-    """One call of `publish`."""
-
-    lanes: Lanes
-    unanswered: int = 0
+async def _open(servers: deque[Server], most: int) -> Connection:
+    """To the first server that lets us in."""
+    troubles: list[str] = []
+    for _ in range(len(servers)):
+        connection = Connection(servers[0], most)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await connection.open()
+        except BaseException as error:
+            connection.abort("it was never made")
+            servers.rotate(-1)
+            if not isinstance(error, Exception):
+                raise
+            troubles.append(f"{connection.server.place}: {describe(connection.reason or error)}")
+        else:
+            return connection
+    raise DestinationUnavailable("; ".join(troubles))
 
 
 class Sent(NamedTuple):
@@ -368,7 +336,7 @@ class Wire(TcpTransport):
                 writer.transport.abort()
 
 
-class Connection(Client):
+class Connection(Waiting, Client):
     """A client that never connects again by itself, and its unanswered messages.
 
     Each message has a reply subject of its own within one inbox. `publish_async` of the client will not do: its futures
@@ -378,8 +346,6 @@ class Connection(Client):
     def __init__(self, server: Server, most: int) -> None:
         super().__init__()
         self.server = server
-        self.lost: str | None = None
-        """Why nothing can be sent any more."""
         self.reason: Exception | None = None
         """The latest trouble that the client told of."""
         self._transport = self._wire = Wire()
@@ -424,17 +390,12 @@ class Connection(Client):
             line = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\n"
             chunks += line.encode(), headers, payload, b"\r\n"
             self._unanswered[reply.encode()] = Sent(message, subject, call)
-        call.unanswered += len(packets)
+            call.sent()
         self._wire.write(b"".join(chunks))
 
     async def wait_until_written(self) -> None:
         await self._wire.drain()
         self._check()
-
-    async def wait_for_answers(self, call: Call) -> None:
-        while call.unanswered:
-            self._check()
-            await self._hear()
 
     def abort(self, why: str) -> None:
         """Nothing more may leave."""
@@ -448,17 +409,8 @@ class Connection(Client):
     def _settle(self, reply: bytes, error: Exception | None) -> None:
         message, _, call = self._unanswered.pop(reply)
         if self.lost is None:
-            call.unanswered -= 1
-            call.lanes.answer(message, error)
+            call.answer(message, error)
             self._news.set()
-
-    async def _hear(self) -> None:
-        self._news.clear()
-        await self._news.wait()
-
-    def _check(self) -> None:
-        if self.lost is not None:
-            raise DestinationUnavailable(self.lost)
 
     # --- questions
 

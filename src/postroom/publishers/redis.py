@@ -14,10 +14,11 @@ from redis.exceptions import ExecAbortError, RedisError, ResponseError
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from ..failures import describe, is_unavailable
 from ..message import Message
-from ..ports import Batch, Features, Finding, Verdict
+from ..ports import Batch, Features, Finding
 from ..redact import redact
 from ..wire import tls
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
+from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import positive, take, truth
 from ..wire.template import names_for, template
@@ -98,12 +99,12 @@ class RedisPublisher:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 found = await self._ask([[b"PING"], *([b"TYPE", stream] for stream in streams)])
         except Exception as error:
-            return [_found("problem", f"{self.name}: {describe(error)}", REMEDY)]
+            return [finding("problem", f"{self.name}: {describe(error)}", REMEDY)]
         others = [name for name, kind in zip(streams, found[1:], strict=True) if kind not in (b"none", b"stream")]
         if others:
             remedy = "choose another name with stream=, or remove what is there"
-            return [_found("problem", f"{self.name}: {others[0]} is something else than a stream", remedy)]
-        return [_found("ok", f"{self.name} answers")]
+            return [finding("problem", f"{self.name}: {others[0]} is something else than a stream", remedy)]
+        return [finding("ok", f"{self.name} answers")]
 
     async def _ask(self, commands: list[list[Any]]) -> list[object]:
         connection = await self._connections.take()
@@ -182,10 +183,6 @@ class RedisPublisher:
             lanes.answer(
                 message, outage or errors.get(number) or NotAttempted("another message spoiled its transaction")
             )
-
-
-def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
-    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
 
 
 def _judged(error: ResponseError) -> Exception:

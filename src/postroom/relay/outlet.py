@@ -85,16 +85,17 @@ class Outlet:
         if breaker.state == "half-open":
             return 1 if self.unanswered == 0 else 0
         room = min(batch_size, self.features.max_batch or batch_size)
-        if self.calls >= 4 and self._is_busy_enough(room):
+        if self.calls >= 4 and self._is_busy_enough(batch_size, room):
             return 0
         room = min(room, 2 * batch_size - self.flying_lanes)
         if breaker.allowance < batch_size:
             room = min(room, int(breaker.allowance) - self.unanswered)
         return room if self.max_rate is None else min(room, self._allowed_by_rate(now, self.max_rate))
 
-    def _is_busy_enough(self, room: int) -> bool:
-        """Many calls at once help against latency, but only while each is about a good part of a batch."""
-        return self.flying_lanes >= room // 4 and len(self.ready) < room // 8
+    def _is_busy_enough(self, batch_size: int, room: int) -> bool:
+        """Many calls at once help against latency, but only while each is about a good part of a batch: if a publisher
+        takes them one by one, the last of many small ones would wait too long."""
+        return self.flying_lanes >= batch_size // 4 or self.flying_lanes >= room // 4 > len(self.ready)
 
     def sent(self, count: int) -> None:
         self.unanswered += count

@@ -33,6 +33,8 @@ class Target:
     make: Callable[[], Publisher]
     ours: bool
     """Whether the relay closes what it made."""
+    max_size: int | None = None
+    """Bytes of a payload that it takes at most, if that is known."""
 
 
 def store_for(store: str | Store, outbox: Outbox) -> Store:
@@ -59,7 +61,7 @@ def targets_for(publishers: Any, unavailable: tuple[type[BaseException], ...], c
 
 def payload_limits(routes: Routes[Target]) -> dict[str, int | None]:
     """By glob: what its destination takes at most, if that is known."""
-    return {glob: target.make().features.max_size for glob, target in routes.targets.items()}
+    return {glob: target.max_size for glob, target in routes.targets.items()}
 
 
 def _target(publisher: Any, unavailable: tuple[type[BaseException], ...], concurrency: int, taken: set[str]) -> Target:
@@ -67,9 +69,9 @@ def _target(publisher: Any, unavailable: tuple[type[BaseException], ...], concur
         url = publisher
         kind = registry.load(registry.PUBLISHERS, registry.scheme_of(url))
         made = kind(url)  # a bad URL is an error now, not when the relay runs; constructors do no I/O
-        return Target(_unique(_name_at(url, made), taken), lambda: kind(url), True)
+        return Target(_unique(_name_at(url, made), taken), lambda: kind(url), True, made.features.max_size)
     if hasattr(publisher, "publish") and hasattr(publisher, "features"):
-        return Target(_unique(_name_of(publisher), taken), lambda: publisher, False)
+        return Target(_unique(_name_of(publisher), taken), lambda: publisher, False, publisher.features.max_size)
     if isinstance(publisher, (list, tuple, set)):
         raise ConfigurationError(
             "a topic goes to one destination; to send its messages to several, let the outbox write a copy for each, "

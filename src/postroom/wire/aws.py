@@ -18,10 +18,11 @@ from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[re
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
 from ..failures import describe
 from ..message import Message
-from ..ports import Batch, Features, Finding, Verdict
+from ..ports import Batch, Features, Finding
 from ..redact import redact
 from . import tls
 from .envelope import CONTENT_TYPE, Envelope
+from .findings import finding
 from .lanes import Lanes
 from .options import positive, take
 from .template import names_for, template
@@ -134,8 +135,8 @@ class AwsPublisher:
                 for name in sorted(names_for(self._name_of, topics)):
                     await self._found(client, name)
         except Exception as error:
-            return [_found("problem", f"{self.name}: {describe(error)}", REMEDY.format(kind=self.place))]
-        return [_found("ok", f"{self.name} answers")]
+            return [finding("problem", f"{self.name}: {describe(error)}", REMEDY.format(kind=self.place))]
+        return [finding("ok", f"{self.name} answers")]
 
     async def _found(self, client: Any, name: str) -> None:
         try:
@@ -314,10 +315,6 @@ def _judged(error: ClientError) -> Exception:
     details: dict[str, Any] = said.get("Error", {})
     status: int = said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     return judged(str(details.get("Code", "")), str(details.get("Message", "")), 400 <= status < 500)
-
-
-def _found(verdict: Verdict, seen: str, remedy: str | None = None) -> Finding:
-    return Finding(name="destination", verdict=verdict, seen=seen, remedy=remedy)
 
 
 # --- clients

@@ -17,8 +17,11 @@ QUIET = logging.getLogger("postroom.kafka.client")
 QUIET.disabled = True
 """What librdkafka has to say is in our errors. It would say it several times a second."""
 
-SHORTEST, LONGEST = 0.001, 0.1
-"""Seconds between two looks at what the client has to report. While it has nothing, they become longer."""
+SHORTEST, LONGEST, IDLE = 0.001, 0.005, 0.1
+"""Seconds between two looks at what the client has to report: as long as there is something, as long as somebody waits
+for it, and else."""
+FAREWELL = 1.0
+"""Seconds that the client may take to report what it does not send any more."""
 
 
 class Record(NamedTuple):
@@ -26,26 +29,39 @@ class Record(NamedTuple):
     topic: str
     key: bytes | None
     payload: bytes | None
-    headers: dict[str, str]
+    headers: list[tuple[str, bytes]]
 
 
 class Flight:
     """Records that were handed over together."""
 
-    def __init__(self, records: Sequence[Record], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, records: Sequence[Record], line: Line, over: asyncio.Future[None]) -> None:
         self.records = records
         self.delivered: list[Record] = []
         self.failed: list[tuple[Record, KafkaError]] = []
         self.left = len(records)
-        self.over: asyncio.Future[None] = loop.create_future()
+        self.over = over
+        self._line = line
+        if not records:
+            self._end()
 
     def landed(self, record: Record, error: KafkaError | None = None, _: object = None) -> None:
         if error is None:
             self.delivered.append(record)
         else:
             self.failed.append((record, error))
+            self._line.note(error)
         self.left -= 1
-        if not self.left and not self.over.done():
+        if not self.left:
+            self._end()
+
+    def unheard(self) -> list[Record]:
+        heard = {id(record) for record in (*self.delivered, *(record for record, _ in self.failed))}
+        return [record for record in self.records if id(record) not in heard]
+
+    def _end(self) -> None:
+        self._line.under_way -= 1
+        if not self.over.done():
             self.over.set_result(None)
 
 
@@ -60,13 +76,15 @@ class Line:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._pause = SHORTEST
+        self.under_way = 0
+        """Flights that are not over."""
         self._has_ended = False
         self.has_failed = False
         """Something was refused for good, and everything after it with it."""
         self.trouble: str | None = None
         """Why nothing may be heard: the client tries again, and says so only beside."""
-        self._producer: Any = Producer({**settings, "error_cb": self._note, "logger": QUIET})
-        self._listen()
+        self._producer: Any = Producer({**settings, "error_cb": self.note, "logger": QUIET})
+        self._look_in(IDLE)
 
     @property
     def is_broken(self) -> bool:
@@ -74,78 +92,119 @@ class Line:
 
     def send(self, records: Sequence[Record]) -> Flight:
         """Hand them over, each unless one before it of its key was not taken."""
-        flight = Flight(records, self._loop)
+        self.under_way += 1
+        flight = Flight(records, self, self._loop.create_future())
         refused: dict[tuple[str, str | None], KafkaError] = {}
-        for record in records:
-            error = refused.get(_lane(record)) if refused else None
-            error = error or self._produce(record, flight)
-            if error is not None:
-                flight.landed(record, error)
-                if record.key is not None:
-                    refused[_lane(record)] = error
+        try:
+            for record in records:
+                error = refused.get(_lane(record)) if refused else None
+                error = error or self._produce(record, flight)
+                if error is not None:
+                    flight.landed(record, error)
+                    if record.key is not None:
+                        refused[_lane(record)] = error
+        except BaseException:
+            self.end()  # nobody would hear of those that were taken
+            raise
         self._pause = SHORTEST
-        self._listen()
+        self._look_in(SHORTEST)
         return flight
+
+    def hear(self) -> None:
+        """What the client has to report at this moment."""
+        if self._producer is None:
+            return
+        try:
+            heard = self._producer.poll(0)
+        except KafkaException as error:
+            self.note(error.args[0])
+            heard = 0
+        self._pause = SHORTEST if heard else min(2 * self._pause, LONGEST)
+
+    def end(self) -> None:
+        """What was not sent yet is not sent any more. Who waits for it is told."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._purge()
+        if self._producer is None:
+            return
+        if self._loop is _running_loop():
+            self._look_in(SHORTEST)
+        else:
+            self._let_go()
+
+    async def close(self) -> None:
+        """End, and wait until it is over."""
+        self.end()
+        for _ in range(int(FAREWELL / LONGEST)):
+            if self._producer is None:
+                return
+            await asyncio.sleep(LONGEST)
+        self._let_go()
 
     def _produce(self, record: Record, flight: Flight) -> KafkaError | None:
         _, topic, key, payload, headers = record
         try:
             self._producer.produce(topic, payload, key, on_delivery=partial(flight.landed, record), headers=headers)
         except KafkaException as error:
-            return error.args[0]
+            reason: KafkaError = error.args[0]
+            if _is_fatal(reason):
+                self.note(reason)
+            return reason
         except BufferError:
             return KafkaError(KafkaError._QUEUE_FULL)
         return None
 
-    def end(self) -> None:
-        """What was not sent yet is not sent any more. Who waits for it is told."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        self._purge()
-        self._pause = SHORTEST
-        self._listen()
-
-    def _listen(self) -> None:
-        """Look soon, and from then on again and again."""
+    def _look_in(self, seconds: float) -> None:
+        """Or earlier, if that is intended already."""
         if self._timer is not None:
+            if self._timer.when() <= self._loop.time() + seconds:
+                return
             self._timer.cancel()
-        if self._producer is None:
-            return
-        if self._loop.is_closed() or (self._has_ended and not len(self._producer)):
-            producer, self._producer = self._producer, None
-            threading.Thread(target=_let_go, args=[[producer]], name="postroom-kafka", daemon=True).start()
-        else:
-            self._timer = self._loop.call_later(self._pause, self._look)
+        self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
+        self._timer = None
         try:
-            heard = self._producer.poll(0)
-        except KafkaException as error:
-            self._note(error.args[0])
-            heard = 0
-        self._pause = SHORTEST if heard else min(2 * self._pause, LONGEST)
-        self._listen()
+            self.hear()
+        finally:
+            if self._has_ended and not len(self._producer):
+                self._let_go()
+            else:
+                self._look_in(self._pause if self.under_way or self._has_ended else IDLE)
 
-    def _note(self, error: KafkaError) -> None:
+    def note(self, error: KafkaError) -> None:
         """Only what is fatal ends the producer: the rest it mends by itself, or the relay's patience ends."""
         if self.trouble is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.trouble = words(error)
-        if not self.has_failed and (error.fatal() or error.code() == KafkaError._FATAL):
+        if not self.has_failed and _is_fatal(error):
             self.has_failed = True
             self._purge()
 
     def _purge(self) -> None:
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
+    def _let_go(self) -> None:
+        """The client closes its connections when the last one forgets it, which takes a while."""
+        if self._timer is not None:
+            self._timer.cancel()
+        producer, self._producer = [self._producer], None
+        threading.Thread(target=producer.clear, name="postroom-kafka", daemon=True).start()
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.fatal() or error.code() == KafkaError._FATAL
+
 
 def _lane(record: Record) -> tuple[str, str | None]:
     return record.message.topic, record.message.key
 
 
-def _let_go(producer: list[Any]) -> None:
-    """The client closes its connections when the last one forgets it, which takes a while."""
-    producer.clear()
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def words(error: KafkaError) -> str:
