@@ -92,7 +92,8 @@ class Kafka(Broker):
         )
         producer.list_topics(place, timeout=10)
         start = time.perf_counter()
-        for _, key, payload, headers in records:
+        for _, key, payload, named in records:
+            headers: Any = named  # it may be a dictionary, though the client's types do not say so
             producer.produce(place, payload, key, headers=headers, on_delivery=lambda error, _: answered.append(error))
             producer.poll(0)
         producer.flush(120)
