@@ -103,7 +103,7 @@ class KafkaPublisher:
         if self._transactions is not None:
             await self._commit(self._transactions, records, lanes, batch.timeout)
             return
-        failed = await self._send(records, lanes, is_final=False)
+        failed = await self._send(records, lanes, is_final=False) if records else []
         # One bad record fails those beside it and after it, so nobody is blamed before being tried alone.
         for position, record in enumerate(failed):
             if not lanes.may_start([each.message for each in failed[position:]]):

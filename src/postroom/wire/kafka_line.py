@@ -33,7 +33,7 @@ class Record(NamedTuple):
 
 
 class Flight:
-    """Records that were handed over together."""
+    """Records, at least one, that were handed over together."""
 
     def __init__(self, records: Sequence[Record], line: Line, over: asyncio.Future[None]) -> None:
         self.records = records
@@ -42,8 +42,6 @@ class Flight:
         self.left = len(records)
         self.over = over
         self._line = line
-        if not records:
-            self._end()
 
     def landed(self, record: Record, error: KafkaError | None = None, _: object = None) -> None:
         if error is None:
@@ -53,16 +51,13 @@ class Flight:
             self._line.note(error)
         self.left -= 1
         if not self.left:
-            self._end()
+            self._line.under_way -= 1
+            if not self.over.done():
+                self.over.set_result(None)
 
     def unheard(self) -> list[Record]:
         heard = {id(record) for record in (*self.delivered, *(record for record, _ in self.failed))}
         return [record for record in self.records if id(record) not in heard]
-
-    def _end(self) -> None:
-        self._line.under_way -= 1
-        if not self.over.done():
-            self.over.set_result(None)
 
 
 class Line:
