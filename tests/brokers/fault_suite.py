@@ -22,10 +22,10 @@ from postroom.events import BreakerClosed, BreakerOpened, Event
 from tests.acceptance.servers.conftest import Named, emptied
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import in_order, relay_running
-from tests.acceptance.servers.waiting import eventually
 from tests.brokers.private import PrivateBroker
 from tests.conftest import server_url
 from tests.proxy import Proxy
+from tests.waiting import eventually
 
 OUTAGE = float(os.environ.get("POSTROOM_OUTAGE", "3"))
 """Seconds for which a broker is down."""

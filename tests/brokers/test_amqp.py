@@ -16,6 +16,8 @@ import pytest
 import pytest_asyncio
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from cloudevents.core.bindings.rabbitmq import RabbitMQMessage, from_rabbitmq_event
+from pika.frame import Method
+from pika.spec import Connection
 
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
 from postroom.failures import is_unavailable
@@ -28,6 +30,8 @@ from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
 from tests.brokers.refusals import RefusesWhatIsLarge
 from tests.conftest import server_url
+from tests.proxy import Proxy
+from tests.waiting import until
 
 
 async def declare(address: str, name: str, **arguments: Any) -> None:
@@ -280,6 +284,38 @@ async def test_a_full_queue_blames_no_message_and_takes_them_when_there_is_room(
     await reader.read()
     assert await send(address, *messages[2:4]) == [None, None]
     await delete(address, topic)
+
+
+async def test_nothing_leaves_after_the_call_is_over(address: str, topic: str) -> None:
+    """Not even what the client has in a buffer that is larger than the network's."""
+    with Proxy(address) as proxy:
+        publisher = AmqpPublisher(proxy.url)
+        assert (await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))).delivered
+        proxy.stall()
+        large = Message(topic=topic, payload=b"x" * 30_000_000)
+        assert not (await hand_over(publisher, RecordingBatch([large], timeout=0.3))).delivered
+        proxy.resume()
+        await until(lambda: not proxy.is_in_use)
+        await publisher.close()
+    assert (await only(address, topic)).body == b"1"
+
+
+async def test_a_broker_that_takes_nothing_for_now_is_an_outage(address: str, topic: str) -> None:
+    """It says so when it is short of memory or disk, and then reads nothing more."""
+    with Proxy(address) as proxy:
+        publisher = AmqpPublisher(proxy.url)
+        assert (await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))).delivered
+        channel = await publisher._channels.take()
+        proxy.stall()
+        batch = RecordingBatch([Message(topic=topic, payload=b"2")])
+        call = asyncio.create_task(publisher.publish(batch))
+        await until(lambda: channel._unconfirmed)
+        channel._connection._process_frame(Method(0, Connection.Blocked("low on memory")))
+        await call
+        [answer] = batch.answers.values()
+        assert isinstance(answer, DestinationUnavailable)
+        assert "low on memory" in str(answer)
+        await publisher.close()
 
 
 async def test_a_missing_exchange_blames_no_message(address: str, topic: str) -> None:

@@ -16,6 +16,7 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
+from postroom.errors import NotAttempted
 from postroom.failures import is_unavailable
 from postroom.ports import Finding, Publisher
 from postroom.publishers.sns import SnsPublisher
@@ -29,6 +30,7 @@ from tests.brokers.fault_suite import SETTINGS, Arrived, FaultSuite
 from tests.brokers.http_server import Answer, HttpServer, Request
 from tests.conftest import server_url
 from tests.proxy import Proxy
+from tests.waiting import until
 
 PUBLISHERS: dict[str, Callable[[str], SqsPublisher | SnsPublisher]] = {"sqs": SqsPublisher, "sns": SnsPublisher}
 services = pytest.mark.parametrize("service", PUBLISHERS)
@@ -356,6 +358,49 @@ async def test_a_request_is_answered_by_what_is_said_of_it(status: int, code: st
 def test_a_url_that_cannot_work_is_refused(url: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         PUBLISHERS[url[:3]](url)
+
+
+class TwoAtATime(SqsPublisher):
+    """Its requests do not end before they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__("sqs://id:secret@eu-central-1?concurrency=2")
+        self.begun = self.most = 0
+        self.may_end = asyncio.Event()
+
+    async def _address(self, client: Any, name: str) -> str:
+        return name
+
+    async def _transmit(self, client: Any, address: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        self.begun += 1
+        self.most = max(self.most, self.begun)
+        await asyncio.sleep(0)  # the others have their turn
+        await self.may_end.wait()
+        self.begun -= 1
+        return {"Successful": entries}
+
+
+async def test_no_more_requests_than_allowed_are_under_way() -> None:
+    publisher = TwoAtATime()
+    publisher.may_end.set()
+    messages = [Message(topic="t", payload=b"1") for _ in range(100)]
+    batch = await hand_over(publisher, RecordingBatch(messages, timeout=60.0))
+    await publisher.close()
+    assert [*batch.answers.values()] == [None] * 100
+    assert publisher.most <= 2
+
+
+async def test_who_waits_long_for_others_is_not_answered_for_as_an_outage() -> None:
+    publisher = TwoAtATime()
+    batch = RecordingBatch([Message(topic="t", payload=b"1") for _ in range(30)], timeout=0.5)
+    call = asyncio.create_task(publisher.publish(batch))
+    await until(lambda: len(batch.answers) == 10)
+    assert {type(answer) for answer in batch.answers.values()} == {NotAttempted}
+    publisher.may_end.set()
+    await call
+    await publisher.close()
+    assert [*batch.answers.values()].count(None) == 20
+    assert publisher.most == 2
 
 
 @services

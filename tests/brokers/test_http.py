@@ -1,4 +1,4 @@
-"""Web hooks."""
+"""Web hooks: the contracts, what a request looks like, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,47 +8,32 @@ import json
 import logging
 import re
 import secrets
-import socket
-import ssl
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import httpcore
 import httpx
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.events import DataReceived, StreamEnded
 from standardwebhooks import Webhook
 
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
 from postroom.errors import NotAttempted
-from postroom.failures import is_unavailable
-from postroom.ports import Finding
-from postroom.publishers import http
 from postroom.publishers.http import HttpPublisher
-from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received, RejectionContract
-from postroom.wire import http_client
 from postroom.wire.http_client import is_public
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
-from tests.brokers.http_server import Answer, Drip, HangUp, HttpServer, Reaction, Request, SecureServer, Silence
+from tests.brokers.http_hooks import SECRET, examined, is_outage, resolve, securely_to, send, to
+from tests.brokers.http_server import Answer, HttpServer, Request, SecureServer
 from tests.proxy import Proxy
 from tests.services.places import CERTIFICATES
 
 # hypercorn's own, of a connection that ends while it begins
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine 'TCPServer._idle_timeout' was never awaited:RuntimeWarning")
-
-SECRET = f"whsec_{base64.b64encode(b'a key for the tests, 32 bytes...').decode()}"
 
 
 def received(request: Request) -> Received:
@@ -133,38 +118,6 @@ class TestFaults(FaultSuite):
 # --- what a request looks like
 
 
-@pytest.fixture
-def server() -> Iterator[HttpServer]:
-    with HttpServer() as server:
-        yield server
-
-
-@pytest.fixture
-def secure() -> Iterator[SecureServer]:
-    with SecureServer() as server:
-        yield server
-
-
-def to(server: HttpServer, rest: str = "", **options: Any) -> HttpPublisher:
-    """With a path, a query, and options in the fragment."""
-    place, _, fragment = rest.partition("#")
-    return HttpPublisher(f"{server.address}{place}#allow_private=true&{fragment}".rstrip("&"), **options)
-
-
-def securely_to(server: SecureServer, host: str = "localhost", authority: str = "ca.pem") -> HttpPublisher:
-    return HttpPublisher(
-        f"https://{host}:{server.port}/hooks/{{topic}}#allow_private=true&ssl_ca={CERTIFICATES / authority}"
-    )
-
-
-async def send(publisher: HttpPublisher, *messages: Message, timeout: float = 5.0) -> list[BaseException | None]:
-    """The answers."""
-    batch = await hand_over(publisher, RecordingBatch(messages, timeout))
-    await publisher.close()
-    assert not batch.violations
-    return [batch.answers[message.id] for message in messages]
-
-
 async def test_a_message_is_a_post_with_its_payload_and_headers(server: HttpServer) -> None:
     created = datetime(2030, 1, 1, tzinfo=UTC)
     message = Message(
@@ -242,6 +195,8 @@ async def test_the_sdk_for_cloudevents_reads_what_is_sent(server: HttpServer, fo
 
 
 OLD_SECRET = f"whsec_{base64.b64encode(bytes([251, 239, 190] * 10)).decode()}"
+
+
 assert OLD_SECRET.endswith("+")  # which a URL takes for a blank
 
 
@@ -307,389 +262,6 @@ def test_a_publisher_may_be_used_on_one_event_loop_after_another(server: HttpSer
         messages = [Message(topic="orders", payload=b"1") for _ in range(40)]
         assert asyncio.run(send(publisher, *messages)) == [None] * 40
     assert len(server.requests) == 80
-
-
-# --- HTTP/2 and TLS
-
-
-async def test_http_2_is_spoken_where_the_server_does(secure: SecureServer) -> None:
-    messages = [Message(topic="orders", key=f"key-{n % 7}", payload=b"%d" % n, position=n) for n in range(200)]
-    large = Message(topic="orders", payload=b"0123456789" * 100_000, headers={"Note": "ä"})
-    assert await send(securely_to(secure), *messages, large) == [None] * 201
-    assert {request.version for request in secure.requests} == {"2"}
-    by_key: dict[str | None, list[bytes]] = {}
-    for request in secure.requests:
-        by_key.setdefault(request.headers.get("postroom-key"), []).append(request.body)
-    assert by_key.pop(None) == [large.payload]
-    assert by_key == {f"key-{n}": [b"%d" % each for each in range(n, 200, 7)] for n in range(7)}
-
-
-async def test_large_bodies_over_http_2_do_not_get_stuck(secure: SecureServer) -> None:
-    publisher = securely_to(secure)
-    for _ in range(5):
-        messages = [Message(topic="orders", payload=b"0123456789" * 20_000) for _ in range(40)]
-        assert (await hand_over(publisher, RecordingBatch(messages))).delivered == messages
-    await publisher.close()
-    assert {len(request.body) for request in secure.requests} == {200_000}
-
-
-async def test_leave_to_send_that_came_with_the_answer_to_another_request_is_noticed() -> None:
-    """Without a ping, who waits for it would wait for ever."""
-    is_small_there, bodies = asyncio.Event(), dict[int, int]()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = H2Connection(H2Configuration(client_side=False))
-        connection.initiate_connection()
-        writer.write(connection.data_to_send())
-        with suppress(ConnectionError):
-            while data := await reader.read(100_000):
-                for event in connection.receive_data(data):
-                    heard(connection, event)
-                writer.write(connection.data_to_send())
-        writer.transport.abort()
-
-    def heard(connection: H2Connection, event: object) -> None:
-        if isinstance(event, DataReceived):
-            bodies[event.stream_id] = bodies.get(event.stream_id, 0) + len(event.data or b"")
-            if sum(bodies.values()) == 65_535:  # as much as may be sent without leave
-                connection.increment_flow_control_window(100_000)
-                connection.increment_flow_control_window(100_000, event.stream_id)
-                connection.send_headers(1, [(":status", "200")], end_stream=True)
-        elif isinstance(event, StreamEnded) and event.stream_id == 1:
-            is_small_there.set()
-        elif isinstance(event, StreamEnded):
-            connection.send_headers(event.stream_id, [(":status", "200")], end_stream=True)
-
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATES / "server.pem")
-    context.set_alpn_protocols(["h2"])
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    port = listener.sockets[0].getsockname()[1]
-    publisher = HttpPublisher(f"https://localhost:{port}#allow_private=true&ssl_ca={CERTIFICATES / 'ca.pem'}")
-    small, large = (RecordingBatch([Message(topic="orders", payload=b"x" * size)]) for size in (1, 100_000))
-    first = asyncio.ensure_future(hand_over(publisher, small))
-    await is_small_there.wait()
-    await hand_over(publisher, large)
-    await first
-    await publisher.close()
-    listener.close()
-    await asyncio.sleep(0.1)  # until they are closed indeed
-    assert (small.delivered, large.delivered) == (small.messages, large.messages)
-
-
-async def test_over_http_2_a_long_silence_is_broken_by_a_ping() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while await reader.read(100) == http_client.PING:
-                writer.write(http_client.PONG)
-        writer.transport.abort()
-        is_over.set()
-
-    is_over = asyncio.Event()
-    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
-    network = http_client.Network(allow_private=True)
-    stream = await network.connect_tcp("127.0.0.1", listener.sockets[0].getsockname()[1])
-    stream.is_shared = True
-    for _ in range(2):
-        assert await stream.read(100, timeout=10) == http_client.PONG
-    network.close()
-    await is_over.wait()
-    listener.close()
-    await asyncio.sleep(0)
-
-
-async def test_over_http_2_a_connection_that_timed_out_has_ended(server: HttpServer) -> None:
-    """The network says so with the same error as a clock of our own does."""
-    network = http_client.Network(allow_private=True)
-    stream = await network.connect_tcp("127.0.0.1", int(server.address.rpartition(":")[2]))
-    stream.is_shared = True
-    stream._reader.set_exception(TimeoutError("ETIMEDOUT"))
-    with pytest.raises(httpcore.ReadTimeout):
-        await stream.read(100, timeout=10)
-    network.close()
-    await asyncio.sleep(0)
-
-
-async def test_a_cancelled_call_over_http_2_gives_its_connection_up(secure: SecureServer) -> None:
-    """Of what requests wait to say on it, nobody else may say a part."""
-    publisher = securely_to(secure)
-    messages = [Message(topic="orders", payload=b"%d" % n) for n in range(50)]
-    secure.held.set()
-    call = asyncio.ensure_future(publisher.publish(batch := RecordingBatch(messages)))
-    await until(lambda: secure.waiting == 16)
-    call.cancel()
-    await asyncio.wait([call])
-    batch.over = True
-    assert not batch.answers
-    await until(lambda: secure.waiting == 0)
-    secure.held.clear()
-    assert await send(publisher, *messages) == [None] * 50
-    assert sorted(request.body for request in secure.requests) == sorted(message.payload for message in messages)
-    assert not batch.violations
-
-
-async def test_over_http_2_silence_is_an_outage_and_the_next_call_finds_a_new_connection(secure: SecureServer) -> None:
-    publisher = securely_to(secure)
-    messages = [Message(topic="orders", payload=b"%d" % n) for n in range(50)]
-    secure.held.set()
-    batch = await hand_over(publisher, RecordingBatch(messages, 0.3))
-    assert all(error is not None and (is_outage(error) or isinstance(error, NotAttempted)) for error in
-               batch.answers.values())  # fmt: skip
-    secure.held.clear()
-    assert await send(publisher, *messages) == [None] * 50
-
-
-async def test_a_connection_for_many_that_has_ended_is_not_used_again(secure: SecureServer) -> None:
-    with Proxy(f"https://127.0.0.1:{secure.port}") as proxy:
-        publisher = HttpPublisher(f"{proxy.url}#allow_private=true&ssl_ca={CERTIFICATES / 'ca.pem'}")
-        for _ in range(5):
-            message = Message(topic="orders", payload=b"1")
-            batch = await hand_over(publisher, RecordingBatch([message]))
-            assert batch.answers == {message.id: None}
-            proxy.cut()
-            await until(lambda: publisher_sees_the_end(publisher))
-        await publisher.close()
-
-
-async def test_a_connection_for_many_is_replaced_before_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "MOST_CARRIED", 50)
-    with SecureServer(most=100) as secure:
-        messages = [Message(topic="orders", key=f"key-{n % 30}", payload=b"%d" % n) for n in range(500)]
-        assert await send(securely_to(secure), *messages) == [None] * 500
-
-
-def is_outage(error: BaseException | None) -> bool:
-    return error is not None and is_unavailable(error)
-
-
-@pytest.mark.parametrize(("host", "authority"), [("localhost", "other.pem"), ("hooks.example", "ca.pem")])
-async def test_a_server_with_a_wrong_certificate_gets_nothing(
-    secure: SecureServer, monkeypatch: pytest.MonkeyPatch, host: str, authority: str
-) -> None:
-    """The name is that of the URL, although the connection goes to an address."""
-    resolve(monkeypatch, ["127.0.0.1"])
-    publisher = securely_to(secure, host, authority)
-    [answer] = await send(publisher, Message(topic="orders", payload=b"1"))
-    assert isinstance(answer, DestinationUnavailable)
-    assert "certificate verify failed" in str(answer)
-    finding = await examined(publisher)
-    assert (finding.verdict, "certificate verify failed" in finding.seen) == ("problem", True)
-    assert not secure.requests
-
-
-# --- what answers mean
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 425, 429, 500, 502, 503, 504, 507, 302, 304])
-async def test_answers_that_blame_no_message(server: HttpServer, status: int) -> None:
-    server.react = lambda _: Answer(status=status, body=b"" if status == 304 else b"because\n of <b>this</b>")
-    messages = [Message(topic="orders", key=key, payload=b"1") for key in ("a", "a", "b")]
-    answers = await send(to(server, "#concurrency=1"), *messages)
-    assert [type(answer) for answer in answers] == [DestinationUnavailable, NotAttempted, NotAttempted]
-    assert str(answers[0]).startswith(f"HTTP {status} ")
-    assert ("because of <b>this</b>" in str(answers[0])) == (status != 304)
-    assert len(server.refused) == 1
-
-
-@pytest.mark.parametrize("status", [400, 405, 409, 410, 413, 415, 418, 422])
-async def test_answers_that_blame_the_message_but_never_for_good(server: HttpServer, status: int) -> None:
-    """If the hook is broken, and refuses all of them, the relay can still find out."""
-    refuse(server, status, "a")
-    messages = [Message(topic="orders", key=key, payload=b"1") for key in ("a", "a", "b")]
-    answers = await send(to(server), *messages)
-    assert [type(answer) for answer in answers] == [MessageRejected, NotAttempted, type(None)]
-    assert isinstance(answers[0], MessageRejected)
-    assert not answers[0].permanent
-    assert "x" * 150 in str(answers[0])
-    assert len(str(answers[0])) < 250
-
-
-def refuse(server: HttpServer, status: int, key: str) -> None:
-    answers = {True: Answer(status=status, body=b"x" * 5_000), False: Answer()}
-    server.react = lambda request: answers[request.headers["postroom-key"] == key]
-
-
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-async def test_every_2xx_is_a_delivery(server: HttpServer, status: int) -> None:
-    server.react = lambda _: f"HTTP/1.1 {status} Fine\r\ncontent-length: 0\r\n\r\n".encode()
-    assert await send(to(server), Message(topic="orders", payload=b"1")) == [None]
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("120", 120.0),
-        ("in 300 s", 300.0),
-        ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0),
-        ("soon", None),
-        ("-1", None),
-        ("9" * 5_000, None),
-    ],
-)
-async def test_the_server_says_how_long_to_wait(server: HttpServer, value: str, seconds: float | None) -> None:
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True)
-    server.react = lambda _: Answer(status=429, headers={"retry-after": date if value == "in 300 s" else value})
-    [answer] = await send(to(server), Message(topic="orders", payload=b"1"))
-    assert isinstance(answer, DestinationUnavailable)
-    assert answer.retry_after == (None if seconds is None else pytest.approx(seconds, abs=60))
-
-
-async def test_redirects_are_not_followed(server: HttpServer) -> None:
-    server.react = lambda _: Answer(status=307, headers={"location": "https://shop:hush@hooks.example/x?token=hush"})
-    [answer] = await send(to(server), Message(topic="orders", payload=b"1"))
-    assert isinstance(answer, DestinationUnavailable)
-    assert "redirects are not followed, and it leads to https://shop:***@hooks.example/x?token=***" in str(answer)
-    assert len(server.refused) == 1
-
-
-@pytest.mark.parametrize("reaction", [HangUp(), Silence(), b"SSH-2.0-OpenSSH\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])
-async def test_no_proper_answer_is_an_outage(server: HttpServer, reaction: Reaction) -> None:
-    server.react = lambda _: reaction
-    messages = [Message(topic="orders", key="a", payload=b"%d" % number) for number in range(3)]
-    answers = await send(to(server), *messages, timeout=0.5)
-    assert is_outage(answers[0])
-    server.react = lambda _: Answer()
-    assert await send(to(server), *messages) == [None] * 3
-
-
-async def test_a_drip_of_an_answer_has_no_more_time_than_any_other(server: HttpServer) -> None:
-    server.react = lambda _: Drip()
-    publisher = to(server)
-    await asyncio.wait_for(publisher.publish(batch := RecordingBatch([Message(topic="orders", payload=b"1")], 0.5)), 10)
-    await publisher.close()
-    assert [type(error) for error in batch.answers.values()] == [DestinationUnavailable]
-
-
-@pytest.mark.parametrize("status", [200, 503])
-async def test_an_answer_counts_from_the_moment_its_status_is_known(server: HttpServer, status: int) -> None:
-    server.react = lambda _: f"HTTP/1.1 {status} Whatever\r\ncontent-length: 100\r\n\r\nwait".encode()
-    publisher = to(server)
-    await asyncio.wait_for(publisher.publish(batch := RecordingBatch([Message(topic="orders", payload=b"1")], 2)), 10)
-    await publisher.close()
-    [answer] = batch.answers.values()
-    assert answer is None if status == 200 else str(answer) == "HTTP 503 Whatever: wait"
-
-
-@pytest.mark.parametrize("times", [1, 2])
-async def test_what_has_not_left_when_a_call_is_cancelled_never_leaves(times: int) -> None:
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.pause_reading()  # pyright: ignore[reportAttributeAccessIssue]
-        await is_over.wait()
-        writer.transport.resume_reading()  # pyright: ignore[reportAttributeAccessIssue]
-        with suppress(ConnectionError):
-            heard.set_result(await reader.read())
-        writer.close()
-
-    is_over, heard = asyncio.Event(), asyncio.get_running_loop().create_future()
-    listener = await asyncio.start_server(listen, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    publisher = HttpPublisher(f"http://127.0.0.1:{port}", allow_private=True)
-    payload = b"x" * 50_000_000
-    call = asyncio.ensure_future(publisher.publish(RecordingBatch([Message(topic="orders", payload=payload)])))
-    await until(lambda: any(map(has_unsent, streams_of(publisher))))
-    for _ in range(times):
-        call.cancel()
-        await asyncio.sleep(0)
-    await asyncio.wait([call])
-    assert not streams_of(publisher)
-    is_over.set()
-    assert len(await asyncio.wait_for(heard, 10)) < len(payload)
-    listener.close()
-    await publisher.close()
-
-
-async def test_of_a_long_answer_only_a_beginning_is_read(server: HttpServer) -> None:
-    server.react = lambda _: Answer(body=b"x" * 50_000_000)
-    messages = [Message(topic="orders", key="a", payload=b"%d" % number) for number in range(3)]
-    assert await send(to(server), *messages) == [None] * 3
-    assert (len(server.requests), server.connections) == (3, 3)
-
-
-async def test_at_most_so_many_go_at_once_and_after_an_outage_nothing_more_is_begun(server: HttpServer) -> None:
-    server.react = lambda _: Silence()
-    publisher = to(server, "#concurrency=4")
-    batch = RecordingBatch([Message(topic="orders", payload=b"%d" % number) for number in range(50)], 30)
-    call = asyncio.ensure_future(publisher.publish(batch))
-    await until(lambda: len(server.refused) == 4)
-    server.hang_up()
-    await call
-    await publisher.close()
-    assert len(server.refused) == 4
-    assert [type(error) for error in batch.answers.values()].count(NotAttempted) == 46
-
-
-async def test_waiting_for_room_is_not_the_silence_of_the_hook(server: HttpServer) -> None:
-    """What has waited for long is given back; what has begun goes on."""
-    server.pause, timeout = 0.4, 2.0
-    publisher = to(server, "#concurrency=2")
-    calls = [[Message(topic="orders", key=f"{n}", payload=b"%d" % (2 * n + m)) for m in range(2)] for n in range(16)]
-    rounds, left = 0, calls
-    while left:
-        batches = [RecordingBatch(messages, timeout) for messages in left]
-        await asyncio.gather(*(hand_over(publisher, batch) for batch in batches))
-        assert {type(error) for batch in batches for error in batch.answers.values()} <= {type(None), NotAttempted}
-        assert all(batch.delivered == batch.messages[: len(batch.delivered)] for batch in batches)
-        assert not any(batch.violations for batch in batches)
-        left, rounds = [batch.failed for batch in batches if batch.failed], rounds + 1
-    await publisher.close()
-    assert rounds > 1
-    assert len(server.requests) == 32
-    for messages in calls:
-        bodies = [request.body for request in server.requests if request.headers["postroom-key"] == messages[0].key]
-        assert bodies == [message.payload for message in messages]
-
-
-async def test_who_waits_for_room_is_patient_while_answers_come() -> None:
-    room, message = asyncio.Semaphore(0), Message(topic="orders")
-    call = http.Call(RecordingBatch([message], 2.0))
-    waiting = asyncio.ensure_future(call.found(room))
-    await asyncio.sleep(0.6)
-    call.answer(message, None)
-    await asyncio.sleep(0.6)
-    assert not waiting.done()
-    room.release()
-    assert await waiting
-
-
-async def test_a_connection_that_the_server_has_closed_is_not_used_again(server: HttpServer) -> None:
-    publisher = to(server)
-    message = Message(topic="orders", payload=b"1")
-    for _ in range(20):
-        batch = await hand_over(publisher, RecordingBatch([message]))
-        assert batch.answers == {message.id: None}
-        server.hang_up()
-        await until(lambda: publisher_sees_the_end(publisher))
-    await publisher.close()
-
-
-async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: HttpServer) -> None:
-    publisher = to(server)
-    message = Message(topic="orders", payload=b"1")
-    assert (await hand_over(publisher, RecordingBatch([message]))).answers == {message.id: None}
-    server.say(Answer().spelled())
-    server.react = lambda _: Answer(status=503)
-    await until(lambda: publisher_sees_the_end(publisher))
-    [answer] = await send(publisher, message)
-    assert is_outage(answer)
-
-
-def streams_of(publisher: HttpPublisher) -> Collection[Any]:
-    return publisher._session._network._streams if publisher._session else ()
-
-
-def has_unsent(stream: Any) -> bool:
-    return stream._writer.transport.get_write_buffer_size() > 0
-
-
-def publisher_sees_the_end(publisher: HttpPublisher) -> bool:
-    return all(stream.get_extra_info("is_readable") for stream in streams_of(publisher))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
 
 
 # --- secrets
@@ -768,10 +340,6 @@ def test_what_is_wrong_with_a_url_is_told_by_its_name(url: str) -> None:
     assert "hush" not in str(caught.value)
 
 
-def repeated(request: Request, *names: str) -> bytes:
-    return json.dumps([request.headers[name] for name in names]).encode()
-
-
 # --- addresses
 
 
@@ -805,19 +373,6 @@ def repeated(request: Request, *names: str) -> bytes:
 )
 def test_what_a_public_address_is(address: str, public: bool) -> None:
     assert is_public(address) == public
-
-
-def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Names have these addresses, at each lookup the next; the names that were looked up."""
-    asked: list[str] = []
-
-    async def getaddrinfo(self: Any, host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
-        found = answers[min(len(asked), len(answers)) - 1]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
-
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
-    return asked
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "hooks.example", "[::1]", "0x7f000001"])
@@ -936,12 +491,6 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: st
         HttpPublisher("https://hooks.example", **options)
 
 
-async def examined(publisher: HttpPublisher) -> Finding:
-    [finding] = await publisher.examine(["orders"])
-    assert (finding.remedy is None) == (finding.verdict == "ok")
-    return finding
-
-
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no.such.host.invalid", "https://{server}/x"])
 async def test_a_server_that_cannot_be_used_is_told_and_found(server: HttpServer, url: str) -> None:
     publisher = HttpPublisher(f"{url.format(server=server.address[7:])}#allow_private=true")
@@ -964,3 +513,7 @@ order-1 OrderPlaced {'id': 1, 'total': 42}
 delivered 1
 """
     )
+
+
+def repeated(request: Request, *names: str) -> bytes:
+    return json.dumps([request.headers[name] for name in names]).encode()

@@ -27,6 +27,7 @@ from postroom.ports import Finding
 from postroom.publishers.kafka import KafkaPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received
+from postroom.wire import kafka_line
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import SETTINGS, Arrived, FaultSuite
@@ -237,6 +238,28 @@ async def test_what_is_too_large_for_the_topic_fails_alone_and_nothing_of_its_ke
     assert {answers[n] for n in range(50) if n % 5 or n < 10} == {None}
     found = {record.headers[0][1] for record in await records(address, topic)}
     assert len(found) == 42
+
+
+async def test_what_follows_a_record_that_is_too_large_for_the_topic_is_not_taken_by_the_brokers(address: str) -> None:
+    """Although it is on its way already, in requests of its own."""
+    topic = f"orders-{secrets.token_hex(6)}"
+    await create(address, topic, **{"max.message.bytes": "20000"})
+    messages = [Message(topic=topic, key="a", payload=b"%d" % n) for n in range(20)]
+    messages[3] = Message(topic=topic, key="a", payload=bytes(100_000))
+    answers = await send(f"{address}?compression.type=none&linger.ms=0&batch.num.messages=1", *messages)
+    assert [answers[n] for n in range(3)] == [None] * 3
+    assert isinstance(answers[3], MessageRejected)
+    assert {type(answers[n]) for n in range(4, 20)} == {NotAttempted}
+    assert [record.value for record in await records(address, topic)] == [b"0", b"1", b"2"]
+
+
+async def test_a_small_record_does_not_overtake_a_large_one_that_there_was_no_room_for(
+    address: str, topic: str
+) -> None:
+    messages = [Message(topic=topic, key="a", payload=bytes(size)) for size in (600_000, 600_000, 1)]
+    answers = await send(f"{address}?queue.buffering.max.kbytes=1000&linger.ms=50", *messages)
+    assert [type(answer) for answer in answers] == [type(None), DestinationUnavailable, NotAttempted]
+    assert [len(record.value) for record in await records(address, topic)] == [600_000]
 
 
 async def test_a_missing_topic_blames_no_message(address: str) -> None:
@@ -540,6 +563,26 @@ async def test_a_call_with_nothing_to_send_ends_at_once(address: str, topic: str
         [answer] = await send(address, Message(**{"topic": topic, "payload": b"1", **bad}), timeout=60.0)
     assert isinstance(answer, MessageRejected)
     assert answer.permanent
+
+
+async def test_a_call_that_is_given_up_is_told_what_arrived(
+    address: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client knows, and was not asked yet."""
+    for name in ("SHORTEST", "LONGEST", "IDLE"):
+        monkeypatch.setattr(kafka_line, name, 600.0)
+    publisher = KafkaPublisher(address)
+    batch = RecordingBatch([Message(topic=topic, payload=b"1")])
+    call = asyncio.create_task(publisher.publish(batch))
+    await until_sent(address, topic, b"1")
+    # An answer on the same connection as the one to the message, and after it.
+    await asyncio.to_thread(publisher._lines[False]._producer.list_topics, topic, 30)
+    assert not batch.answers
+    call.cancel()
+    with suppress(asyncio.CancelledError):
+        await call
+    assert [*batch.answers.values()] == [None]
+    await publisher.close()
 
 
 async def test_a_closed_publisher_lets_go_of_its_client_and_may_be_used_again(address: str, topic: str) -> None:

@@ -27,7 +27,6 @@ from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received, RejectionContract
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import relay_running
-from tests.acceptance.servers.waiting import eventually
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, FaultSuite
@@ -39,6 +38,7 @@ from tests.proxy import Proxy
 from tests.services.nats import Nats
 from tests.services.places import CERTIFICATES
 from tests.services.processes import Command
+from tests.waiting import eventually
 
 
 def new_name() -> str:

@@ -193,22 +193,6 @@ async def test_a_connection_that_the_server_has_closed_meanwhile_is_no_outage(ad
         await publisher.close()
 
 
-async def test_nothing_leaves_after_the_call_is_over(address: str, topic: str) -> None:
-    """Not even what the client has in a buffer that is larger than the network's."""
-    large = Message(topic=topic, key="a", payload=b"x" * 30_000_000)
-    with Proxy(address) as proxy:
-        publisher = RedisPublisher(proxy.url)
-        await hand_over(publisher, RecordingBatch([Message(topic=topic, key="b", payload=b"1")]))
-        proxy.stall()
-        batch = await hand_over(publisher, RecordingBatch([large], timeout=0.3))
-        assert not batch.delivered
-        proxy.resume()
-        await publisher.close()
-        await hand_over(publisher, RecordingBatch([Message(topic=topic, key="b", payload=b"2")]))
-        await publisher.close()
-    assert [fields[b"payload"] for fields in await entries(address, topic)] == [b"1", b"2"]
-
-
 async def test_a_server_without_memory_blames_no_message() -> None:
     private = PrivateBroker("redis")
     try:

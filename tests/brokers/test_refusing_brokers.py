@@ -17,12 +17,12 @@ from confluent_kafka import admin
 from postroom import Message, Outbox
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import relay_running
-from tests.acceptance.servers.waiting import eventually
 from tests.brokers.aws_reader import Aws, headers_of, picky_sqs, url_of
 from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, FaultSuite
 from tests.brokers.test_amqp import Reader, declare, delete
 from tests.brokers.test_kafka import PARTITIONS, records
 from tests.conftest import server_url
+from tests.waiting import eventually
 
 KAFKA: Any = admin
 Record = Callable[[str, object], None]

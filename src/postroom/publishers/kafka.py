@@ -12,13 +12,13 @@ from urllib.parse import unquote, urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
+from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from ..message import Message
 from ..ports import Batch, Features, Finding
 from ..redact import redact
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
 from ..wire.findings import finding
-from ..wire.kafka_line import QUIET, Flight, Line, Record, words
+from ..wire.kafka_line import PURGED, QUIET, Flight, Line, Record, words
 from ..wire.kafka_transactions import Slot, Transactions, is_fenced
 from ..wire.lanes import Lanes
 from ..wire.options import take, truth
@@ -48,6 +48,8 @@ MAX_BYTES, DEFAULT_MAX_BYTES = "message.max.bytes", 1_000_000
 CONNECT_TIMEOUT = 10.0
 OWN_HEADERS = 8_192
 """More bytes than our own headers and a key ever have."""
+FAREWELL = 0.1
+"""Seconds that a call which is given up waits until its records are."""
 PROGRESS = 0.1
 """Seconds after which it is told what is delivered so far, if that is not all."""
 REMEDY = "check the addresses and the credentials in the URL, and whether the brokers run"
@@ -103,14 +105,8 @@ class KafkaPublisher:
         if self._transactions is not None:
             await self._commit(self._transactions, records, lanes, batch.timeout)
             return
-        failed = await self._send(records, lanes, is_final=False) if records else []
-        # One bad record fails those beside it and after it, so nobody is blamed before being tried alone.
-        for position, record in enumerate(failed):
-            if not lanes.may_start([each.message for each in failed[position:]]):
-                return
-            for _ in lanes.open([record.message]):
-                async with self._alone:
-                    await self._send([record], lanes, is_final=True)
+        if records:
+            await self._try_alone((await self._send(records, lanes, is_final=False)).suspects, lanes)
 
     async def close(self) -> None:
         lines = [*self._lines.values()]
@@ -148,7 +144,7 @@ class KafkaPublisher:
         if content_type is not None:
             headers[CONTENT_TYPE] = content_type
         try:
-            spelled = [(name, value.encode()) for name, value in headers.items()]
+            spelled = {name: value.encode() for name, value in headers.items()}
         except UnicodeEncodeError as error:
             raise MessageRejected(f"Kafka cannot carry one of its headers: {error}", permanent=True) from None
         record = Record(message, topic, None if message.key is None else message.key.encode(), payload, spelled)
@@ -158,15 +154,27 @@ class KafkaPublisher:
 
     def _check(self, record: Record) -> None:
         _, _, key, payload, headers = record
-        size = len(key or b"") + len(payload or b"") + sum(_size(name, value) for name, value in headers)
+        size = len(key or b"") + len(payload or b"") + sum(_size(name, value) for name, value in headers.items())
         if size > self._max_bytes:
             raise MessageRejected(
                 f"it has {size:,} bytes with its key and headers, and {MAX_BYTES} is {self._max_bytes:,}",
                 permanent=True,
             )
 
-    async def _send(self, records: Sequence[Record], lanes: Lanes, *, is_final: bool) -> list[Record]:
-        """Those that are to be tried again, one by one."""
+    async def _try_alone(self, suspects: Sequence[Record], lanes: Lanes) -> None:
+        """One bad record fails those beside it and after it, so nobody is blamed before being tried alone."""
+        for position, record in enumerate(suspects):
+            if not lanes.may_start([each.message for each in suspects[position:]]):
+                return
+            for _ in lanes.open([record.message]):
+                async with self._alone:
+                    telling = await self._send([record], lanes, is_final=True)
+                if telling.is_outage:  # none of them is to blame, and each would need a producer of its own
+                    for each in suspects[position + 1 :]:
+                        lanes.answer(each.message, NotAttempted("the brokers do not take another one"))
+                    return
+
+    async def _send(self, records: Sequence[Record], lanes: Lanes, *, is_final: bool) -> _Telling:
         line = self._line(is_final)
         flight = line.send(records)
         telling = _Telling(flight, line, lanes, is_final=is_final)
@@ -182,8 +190,9 @@ class KafkaPublisher:
         finally:
             if flight.left or line.is_broken:
                 line.end()
+                await asyncio.wait([flight.over], timeout=FAREWELL)  # then nothing of it leaves any more
         telling.tell_all()
-        return telling.suspects
+        return telling
 
     async def _commit(
         self, transactions: Transactions, records: Sequence[Record], lanes: Lanes, timeout: float
@@ -226,7 +235,10 @@ class KafkaPublisher:
         if line is None or line.is_broken:
             if line is not None:
                 line.end()
-            line = self._lines[is_for_one] = Line(self._settings, loop)
+            try:
+                line = self._lines[is_for_one] = Line(self._settings, loop)
+            except KafkaException as error:  # the settings are good, so it is a file that is gone, or the machine
+                raise DestinationUnavailable(words(error.args[0])) from None
         return line
 
     def _end_lines(self) -> None:
@@ -242,6 +254,7 @@ class _Telling:
     def __init__(self, flight: Flight, line: Line, lanes: Lanes, *, is_final: bool) -> None:
         self.suspects: list[Record] = []
         """To be tried again, one by one."""
+        self.is_outage = False
         self._flight, self._line, self._lanes = flight, line, lanes
         self._is_final = is_final
         self._delivered = self._failed = 0
@@ -254,11 +267,17 @@ class _Telling:
             self._line.trouble = None
             self._lanes.answer(record.message)
         for record, error in flight.failed[self._failed :]:
-            if _is_suspicious(error, self._line) and not self._is_final:
+            if error.code() in PURGED and not self._line.has_failed:
+                self._lanes.answer(record.message, NotAttempted("another call to the same brokers was given up"))
+            elif _is_suspicious(error, self._line) and not self._is_final:
                 self.suspects.append(record)
             else:
-                self._lanes.answer(record.message, _judged(error))
+                self._fail(record, _judged(error))
         self._delivered, self._failed = len(flight.delivered), len(flight.failed)
+
+    def _fail(self, record: Record, error: Exception) -> None:
+        self.is_outage = self.is_outage or isinstance(error, DestinationUnavailable)
+        self._lanes.answer(record.message, error)
 
     def tell_all(self) -> None:
         """Nothing is open any more."""

@@ -15,7 +15,7 @@ from aiobotocore.config import AioConfig  # pyright: ignore[reportMissingTypeStu
 from aiobotocore.session import AioSession  # pyright: ignore[reportMissingTypeStubs]
 from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[reportMissingTypeStubs]
 
-from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
+from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from ..failures import describe
 from ..message import Message
 from ..ports import Batch, Features, Finding
@@ -122,7 +122,7 @@ class AwsPublisher:
         async with asyncio.TaskGroup() as requests:
             for name, entries in self._pack(batch.messages, lanes).items():
                 for request in chunks(entries, self._max_size):
-                    requests.create_task(self._take_turn(name, request, lanes))
+                    requests.create_task(self._take_turn(name, request, lanes, batch.timeout / 2))
 
     async def close(self) -> None:
         await self._clients.close()
@@ -204,12 +204,22 @@ class AwsPublisher:
 
     # --- sending
 
-    async def _take_turn(self, name: str, entries: Sequence[Packed], lanes: Lanes) -> None:
+    async def _take_turn(self, name: str, entries: Sequence[Packed], lanes: Lanes, patience: float) -> None:
+        """Who waits for room for long is answered for, lest the relay take it for the silence of the service."""
         loop = asyncio.get_running_loop()
         if self._room is None or self._room[0] is not loop:
             self._room = (loop, asyncio.Semaphore(self._concurrency))
-        async with self._room[1]:
+        room = self._room[1]
+        try:
+            async with asyncio.timeout(patience):
+                await room.acquire()
+        except TimeoutError:
+            self._answer(entries, NotAttempted("other requests took all the room that concurrency leaves"), lanes)
+            return
+        try:
             await self._send(name, entries, lanes)
+        finally:
+            room.release()
 
     async def _send(self, name: str, entries: Sequence[Packed], lanes: Lanes) -> None:
         if not lanes.may_start([entry.message for entry in entries]):

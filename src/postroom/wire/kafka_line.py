@@ -22,6 +22,8 @@ SHORTEST, LONGEST, IDLE = 0.001, 0.005, 0.1
 for it, and else."""
 FAREWELL = 1.0
 """Seconds that the client may take to report what it does not send any more."""
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""Given up by us: it may have arrived or not."""
 
 
 class Record(NamedTuple):
@@ -29,7 +31,8 @@ class Record(NamedTuple):
     topic: str
     key: bytes | None
     payload: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: dict[str, bytes]
+    """The garbage collector has nothing to do with it, other than with a list of pairs."""
 
 
 class Flight:
@@ -73,7 +76,7 @@ class Line:
         self._pause = SHORTEST
         self.under_way = 0
         """Flights that are not over."""
-        self._has_ended = False
+        self._ended_at: float | None = None
         self.has_failed = False
         """Something was refused for good, and everything after it with it."""
         self.trouble: str | None = None
@@ -83,7 +86,7 @@ class Line:
 
     @property
     def is_broken(self) -> bool:
-        return self.has_failed or self._has_ended
+        return self.has_failed or self._ended_at is not None
 
     def send(self, records: Sequence[Record]) -> Flight:
         """Hand them over, each unless one before it of its key was not taken."""
@@ -118,9 +121,9 @@ class Line:
 
     def end(self) -> None:
         """What was not sent yet is not sent any more. Who waits for it is told."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._purge()
+        if self._ended_at is None:
+            self._ended_at = self._loop.time()
+            purge(self._producer)
         if self._producer is None:
             return
         if self._loop is _running_loop():
@@ -163,10 +166,12 @@ class Line:
         try:
             self.hear()
         finally:
-            if self._has_ended and not len(self._producer):
-                self._let_go()
+            if self._ended_at is None:
+                self._look_in(self._pause if self.under_way else IDLE)
+            elif len(self._producer) and self._loop.time() < self._ended_at + FAREWELL:
+                self._look_in(self._pause)
             else:
-                self._look_in(self._pause if self.under_way or self._has_ended else IDLE)
+                self._let_go()
 
     def note(self, error: KafkaError) -> None:
         """Only what is fatal ends the producer: the rest it mends by itself, or the relay's patience ends."""
@@ -174,10 +179,7 @@ class Line:
             self.trouble = words(error)
         if not self.has_failed and _is_fatal(error):
             self.has_failed = True
-            self._purge()
-
-    def _purge(self) -> None:
-        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            purge(self._producer)
 
     def _let_go(self) -> None:
         """The client closes its connections when the last one forgets it, which takes a while."""
@@ -185,6 +187,12 @@ class Line:
             self._timer.cancel()
         producer, self._producer = [self._producer], None
         threading.Thread(target=producer.clear, name="postroom-kafka", daemon=True).start()
+
+
+def purge(producer: Producer) -> None:
+    """Have the client report, soon, everything that it has. It does not wait, as the client has this flag the wrong way
+    round: else all threads of the interpreter would wait for a thread of the client that may be looking up a name."""
+    producer.purge(in_queue=True, in_flight=True, blocking=True)
 
 
 def _is_fatal(error: KafkaError) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..message import SLOTS
-from .kafka_line import Record
+from .kafka_line import PURGED, Record, purge
 
 SLICE = 0.5
 """Seconds that a call of the client may block. It is made again as long as somebody waits for what comes of it. A busy
@@ -27,8 +27,6 @@ BLINK = 0.05
 FAREWELL = 1.0
 """Seconds to wait until a producer that is given up is gone."""
 FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
-PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""What is said of messages whose transaction has failed for another reason."""
 
 
 def is_fenced(error: KafkaError) -> bool:
@@ -155,7 +153,7 @@ class _Line:
     def _transact(self, records: Sequence[Record], end: float) -> KafkaError | None:
         reports: list[KafkaError] = []
         error = self._produce(records, reports) or self._flush(reports, end)
-        if error is None or error.code() in PURGED:  # of these the client knows why, and refuses with that
+        if error is None or error.code() in PURGED:  # for another reason, with which the client refuses
             error = self._insist(self._producer.commit_transaction, end)
             if error is None:
                 return None
@@ -214,7 +212,7 @@ class _Line:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        producer.purge(blocking=False)
+        purge(producer)
         end = time.monotonic() + FAREWELL
         while len(producer) and time.monotonic() < end:  # the reports of what was purged
             with suppress(KafkaException):
