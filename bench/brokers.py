@@ -294,8 +294,8 @@ class Sqs(Broker):
     """moto is slow, and the slower the more it has."""
 
     service = "moto"
-    messages = 2_000
-    quick_messages = 500
+    messages = 500
+    quick_messages = 200
 
     def url(self, place: str, *, hot: bool) -> str:
         return f"sqs://test:test@eu-central-1?{urlencode({'endpoint': self.address, 'queue': place})}"
