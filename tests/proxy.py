@@ -55,6 +55,10 @@ class Proxy:
     def url(self) -> str:
         return self._target.set(host="127.0.0.1", port=self._port).render_as_string(hide_password=False)
 
+    @property
+    def is_in_use(self) -> bool:
+        return bool(self._links)
+
     # --- faults
 
     def cut(self) -> None:

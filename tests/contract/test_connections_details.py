@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiomysql
@@ -21,6 +20,7 @@ from postroom.errors import NoTransactionError, TablesMissing, UnsupportedConnec
 from postroom.message import Message
 from postroom.outbox import Outbox
 from postroom.testing import FakeClock
+from tests.waiting import eventually
 
 from ..conftest import Database
 
@@ -155,7 +155,7 @@ def test_two_first_messages_at_once_do_not_collide(postgresql: str, engine: Engi
     with psycopg.connect(postgresql) as connection:
         outbox.add(connection, "orders", b"1")
         thread.start()
-        wait_until(lambda: is_waiting(engine))
+        eventually(lambda: is_waiting(engine))
     thread.join()
     assert payloads(engine, outbox) == [b"1", b"2"]
 
@@ -197,13 +197,6 @@ def is_waiting(engine: Engine) -> bool:
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
         return bool(connection.scalar(text(waiting)))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_role_that_may_only_insert_can_write_and_does_not_ring(postgresql: str, engine: Engine) -> None:

@@ -11,8 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -32,6 +30,7 @@ from postroom.message import Message, new_id
 from postroom.outbox import Outbox
 from postroom.relay.relay import Relay
 from postroom.settings import Settings
+from tests.waiting import eventually
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 STORE = "sqlite:///shop.db"
@@ -661,20 +660,13 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **{"stdout": subprocess.PIPE, **options})
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_relay_delivers_until_a_signal_and_ends_well(place: Path, number: signal.Signals):
     add("orders", {"n": 1}, key="a")
     out = place / "out.jsonl"
     relay = start("relay", "--store", STORE, "--route", f"orders=file:{out}", "--publisher", "stdout:")
     try:
-        wait_until(lambda: out.exists() and out.read_text() != "")
+        eventually(lambda: out.exists() and out.read_text() != "")
         relay.send_signal(number)
         stdout, stderr = relay.communicate(timeout=60)
     finally:

@@ -30,6 +30,7 @@ from postroom.publishers.callable import CallablePublisher
 from postroom.publishers.memory import MemoryPublisher
 from postroom.publishers.stream import FilePublisher, StdoutPublisher, line_of
 from postroom.testing.batch import RecordingBatch, hand_over
+from tests.waiting import until
 
 JSON = "application/json"
 PATIENCE = 10.0
@@ -52,13 +53,6 @@ async def publish(publisher: Publisher, batch: Iterable[Message], timeout: float
 def kinds(batch: RecordingBatch) -> list[str]:
     """What each message was answered with, in the order of the batch."""
     return [type(batch.error_of(message)).__name__ for message in batch.messages]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.001)
 
 
 def run(program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:

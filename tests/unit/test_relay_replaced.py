@@ -15,6 +15,7 @@ from postroom.events import Event, Started, Stopped
 from postroom.ports import Fetched, Range
 from postroom.publishers.memory import MemoryPublisher
 from postroom.stores.memory import MemoryStore
+from tests.waiting import until
 
 SOON = 30.0
 
@@ -66,12 +67,6 @@ class Diary:
 
 def relay_on(store: ReplacedStore, publisher: MemoryPublisher, *observers: Any) -> Relay:
     return Relay(store, publisher, observers=observers, lease_ttl=0.5, publish_timeout=0.1)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.005)
 
 
 def add_one(store: ReplacedStore) -> None:

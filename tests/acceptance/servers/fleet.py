@@ -16,8 +16,8 @@ import psutil
 from postroom.message import SLOTS
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import commit_order, in_order, out_of_order
-from tests.acceptance.servers.waiting import LONG, eventually
 from tests.acceptance.servers.worker import IMPORTS, Orders, Record, main
+from tests.waiting import LONG, eventually
 
 LEASE_TTL = 2.0
 SETTINGS = {"lease_ttl": LEASE_TTL, "publish_timeout": 0.5, "batch_size": 20}

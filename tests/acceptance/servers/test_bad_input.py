@@ -36,7 +36,7 @@ from tests.acceptance.servers.deliveries import (
 )
 from tests.acceptance.servers.hands import ConnectionHand, Hand
 from tests.acceptance.servers.throwaway import throwaway
-from tests.acceptance.servers.waiting import eventually
+from tests.waiting import eventually
 
 KEYS = [f"order-{number}" for number in range(20)]
 SETTINGS: dict[str, Any] = {"lease_ttl": "2s", "publish_timeout": "500ms", "batch_size": 20, "create_tables": False}

@@ -16,8 +16,8 @@ from tests.acceptance.servers.crowd import Crowd, locked_work
 from tests.acceptance.servers.database import TOPIC, Database, Lease
 from tests.acceptance.servers.deliveries import commit_order, duplicates
 from tests.acceptance.servers.fleet import LEASE_TTL, Fleet, Worker
-from tests.acceptance.servers.waiting import eventually
 from tests.acceptance.servers.worker import MIDDLES, Record
+from tests.waiting import eventually
 
 KEYS = [f"order-{number}" for number in range(40)]
 LOAD = locked_work(KEYS, longest_hold=0.05)

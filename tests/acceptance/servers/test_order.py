@@ -15,7 +15,7 @@ from tests.acceptance.servers.crowd import Crowd, in_thread, locked_work
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import commit_order, first_versions, ids, relay_running
 from tests.acceptance.servers.hands import KINDS, ConnectionHand, Hand, SessionHand
-from tests.acceptance.servers.waiting import eventually
+from tests.waiting import eventually
 
 KEYS = ["order-1", "order-2", "order-3"]
 

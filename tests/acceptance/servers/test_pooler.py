@@ -32,7 +32,7 @@ from tests.acceptance.servers.deliveries import (
     relay_running,
 )
 from tests.acceptance.servers.hands import ConnectionHand
-from tests.acceptance.servers.waiting import eventually
+from tests.waiting import eventually
 
 KEYS = [f"order-{number}" for number in range(10)]
 KEY = KEYS[0]

@@ -27,9 +27,9 @@ from tests.acceptance.servers.database import TABLES, TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, duplicates, first_versions, ids, relay_running
 from tests.acceptance.servers.hands import ConnectionHand
 from tests.acceptance.servers.throwaway import Throwaway, throwaway
-from tests.acceptance.servers.waiting import eventually
 from tests.conftest import server_url
 from tests.proxy import Condition, Proxy
+from tests.waiting import eventually
 
 KEYS = [f"order-{number}" for number in range(20)]
 SETTINGS: dict[str, Any] = {"lease_ttl": "2s", "publish_timeout": "500ms", "batch_size": 20}

@@ -19,7 +19,7 @@ from tests.acceptance.servers.database import TOPIC, Database
 from tests.acceptance.servers.deliveries import commit_order, first_versions, ids, relay_running
 from tests.acceptance.servers.fleet import Fleet
 from tests.acceptance.servers.hands import ConnectionHand, Hand
-from tests.acceptance.servers.waiting import eventually
+from tests.waiting import eventually
 
 KEYS = [f"order-{number}" for number in range(6)]
 KEY = KEYS[0]

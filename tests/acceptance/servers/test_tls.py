@@ -19,9 +19,9 @@ from postroom.stores import sql_server
 from tests.acceptance.servers.conftest import Named, emptied
 from tests.acceptance.servers.database import TOPIC, Database
 from tests.acceptance.servers.deliveries import Complaints, relay_running
-from tests.acceptance.servers.waiting import eventually
 from tests.proxy import Proxy
 from tests.services.places import CERTIFICATES
+from tests.waiting import eventually
 
 SSL_REQUEST = b"\0\0\0\x08\x04\xd2\x16\x2f"
 

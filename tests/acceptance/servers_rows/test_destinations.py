@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 from postroom import DestinationUnavailable, Message, MessageRejected, Outbox, Relay
 from tests.acceptance.servers_rows.workshop import Workshop
+from tests.waiting import until
 
 BATCH = 5
 MANY = 12 * BATCH
@@ -43,24 +42,17 @@ def add(workshop: Workshop, topic: str, count: int, key: str | None = None) -> l
     return [message.id for message in messages]
 
 
-async def eventually(condition: Callable[[], bool], within: float = 30.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        await asyncio.sleep(0.02)
-
-
 async def test_a_destination_that_is_down_delays_no_other_and_loses_nothing(workshop: Workshop) -> None:
     counter = Counter()
     counter.is_down = True
     async with counter.relay(workshop) as relay:
         orders = add(workshop, "orders", MANY)
         mails = add(workshop, "mails", MANY)
-        await eventually(lambda: sorted(counter.mails) == sorted(mails))
-        await eventually(lambda: workshop.left() == {"claims": MANY})
+        await until(lambda: sorted(counter.mails) == sorted(mails))
+        await until(lambda: workshop.left() == {"claims": MANY})
         counter.is_down = False
-        await eventually(lambda: sorted(counter.orders) == sorted(orders), within=20.0)
-        await eventually(lambda: not workshop.left())
+        await until(lambda: sorted(counter.orders) == sorted(orders), within=20.0)
+        await until(lambda: not workshop.left())
         entry = await relay.store.entry(orders[0])
     assert entry is None
 
@@ -71,11 +63,11 @@ async def test_a_paused_topic_waits_and_goes_on_when_it_is_resumed(workshop: Wor
         relay.pause("orders")
         orders = add(workshop, "orders", MANY)
         mails = add(workshop, "mails", MANY)
-        await eventually(lambda: sorted(counter.mails) == sorted(mails))
+        await until(lambda: sorted(counter.mails) == sorted(mails))
         assert counter.orders == []
         relay.resume("orders")
-        await eventually(lambda: sorted(counter.orders) == sorted(orders), within=20.0)
-        await eventually(lambda: not workshop.left())
+        await until(lambda: sorted(counter.orders) == sorted(orders), within=20.0)
+        await until(lambda: not workshop.left())
 
 
 async def test_what_a_relay_has_paused_another_one_delivers_after_it_stopped(workshop: Workshop) -> None:
@@ -83,9 +75,9 @@ async def test_what_a_relay_has_paused_another_one_delivers_after_it_stopped(wor
     async with first.relay(workshop) as relay:
         relay.pause("orders")
         orders = add(workshop, "orders", MANY)
-        await eventually(lambda: workshop.left() == {"claims": MANY})
+        await until(lambda: workshop.left() == {"claims": MANY})
     async with second.relay(workshop):
-        await eventually(lambda: sorted(second.orders) == sorted(orders), within=20.0)
+        await until(lambda: sorted(second.orders) == sorted(orders), within=20.0)
     assert first.orders == []
 
 
@@ -100,8 +92,8 @@ async def test_a_message_that_fails_does_not_hold_up_its_key(workshop: Workshop)
 
     relay = Relay(workshop.database.url, picky, claim="rows", retry="steps 500ms 500ms")
     async with relay:
-        await eventually(lambda: sorted(arrived) == sorted([refused, *others]))
-        await eventually(lambda: not workshop.left())
+        await until(lambda: sorted(arrived) == sorted([refused, *others]))
+        await until(lambda: not workshop.left())
     assert arrived[-1] == refused
 
 

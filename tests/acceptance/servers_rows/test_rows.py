@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.acceptance.servers.waiting import eventually
 from tests.acceptance.servers_rows.worker import Work
 from tests.acceptance.servers_rows.workshop import BATCH, LEASE_TTL, Workshop
+from tests.waiting import eventually
 
 MOST_IN_FLIGHT = 2 * BATCH
 """What a relay hands over before it is answered."""

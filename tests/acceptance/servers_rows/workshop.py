@@ -19,8 +19,8 @@ from postroom import Message, Outbox, Relay
 from postroom.publishers.memory import MemoryPublisher
 from postroom.relay.relay import Report
 from tests.acceptance.servers.database import Database
-from tests.acceptance.servers.waiting import eventually
 from tests.acceptance.servers_rows.worker import EVENTS, Event, Work
+from tests.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[3]
 LEASE_TTL = 3.0

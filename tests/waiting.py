@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,3 +21,11 @@ def eventually(condition: Callable[[], T], *, within: float = LONG, otherwise: C
         time.sleep(pause)
         pause = min(1.5 * pause, 0.1)  # whoever waits for long must not keep the machine busy
     return answer
+
+
+async def until(condition: Callable[[], object], *, within: float = LONG) -> None:
+    """The same on an event loop."""
+    deadline = time.monotonic() + within
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"still {answer!r} after {within:g} s"
+        await asyncio.sleep(0.002)

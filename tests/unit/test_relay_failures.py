@@ -1,0 +1,337 @@
+"""What a relay does about messages that are refused, and destinations that are out of reach."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from postroom import (
+    DestinationUnavailable,
+    Message,
+    MessageDead,
+    MessageRejected,
+    events,
+)
+from postroom.ports import Batch, Features
+from tests.unit.relay_shop import Shop
+from tests.waiting import until
+
+# --- failures of messages
+
+
+async def test_a_held_key_delays_only_itself(shop: Shop) -> None:
+    bad, behind, other = shop.add(key="bad"), shop.add(key="bad"), shop.add(key="good")
+
+    def publish(message: Message) -> None:
+        if message.id == bad.id:
+            raise MessageRejected("no")
+        shop.arrived.append(message)
+
+    report = await shop.relay(publish, retry="steps 0s 1h").drain()
+    assert [message.id for message in shop.arrived] == [other.id]
+    assert (report.delivered, report.retried, report.held, report.pending) == (1, 2, 1, 2)
+    assert await shop.state_of(bad) == "failed"
+    assert await shop.state_of(behind) == "pending"
+
+
+async def test_a_refused_message_is_tried_again_and_then_goes_before_those_behind_it(shop: Shop) -> None:
+    first, second = shop.add(key="k"), shop.add(key="k")
+    attempts: list[int] = []
+
+    def publish(message: Message) -> None:
+        if message.id == first.id:
+            attempts.append(message.attempt)
+            if message.attempt < 3:
+                raise ValueError("not yet")
+        shop.arrived.append(message)
+
+    await shop.relay(publish, retry="immediate").drain()
+    assert attempts == [1, 2, 3]
+    assert [message.id for message in shop.arrived] == [first.id, second.id]
+
+
+@pytest.mark.parametrize(("on_dead", "arrives"), [("block", False), ("continue", True)])
+async def test_a_dead_message_holds_its_key_or_lets_it_go_on(shop: Shop, on_dead: str, arrives: bool) -> None:
+    bad, behind = shop.add(key="k"), shop.add(key="k")
+
+    def publish(message: Message) -> None:
+        if message.id == bad.id:
+            raise MessageRejected("never", permanent=True)
+        shop.arrived.append(message)
+
+    report = await shop.relay(publish, on_dead=on_dead).drain()
+    assert report.dead == 1
+    assert await shop.state_of(bad) == "dead"
+    assert (behind.id in [message.id for message in shop.arrived]) is arrives
+
+
+async def test_a_revived_message_keeps_its_place(shop: Shop) -> None:
+    bad, behind = shop.add(key="k"), shop.add(key="k")
+    broken = True
+
+    def publish(message: Message) -> None:
+        if broken and message.id == bad.id:
+            raise MessageRejected("no", permanent=True)
+        shop.arrived.append(message)
+
+    relay = shop.relay(publish)
+    await relay.drain()
+    broken = False
+    assert await shop.store.revive([bad.id]) == 1
+    await relay.drain()
+    assert [message.id for message in shop.arrived] == [bad.id, behind.id]
+
+
+async def test_a_discarded_message_lets_its_key_go_on(shop: Shop) -> None:
+    bad, behind = shop.add(key="k"), shop.add(key="k")
+
+    def publish(message: Message) -> None:
+        if message.id == bad.id:
+            raise MessageRejected("no", permanent=True)
+        shop.arrived.append(message)
+
+    relay = shop.relay(publish)
+    await relay.drain()
+    await shop.store.discard([bad.id])
+    await relay.drain()
+    assert [message.id for message in shop.arrived] == [behind.id]
+    assert await shop.state_of(bad) == "discarded"
+
+
+async def test_dead_messages_try_again_by_themselves_after_a_time(shop: Shop) -> None:
+    bad = shop.add(key="k")
+    attempts = 0
+
+    def publish(message: Message) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise MessageRejected("no", permanent=True)
+
+    async with shop.relay(publish, revive_after="100ms") as relay:
+        with pytest.raises(MessageDead):
+            await relay.delivered(bad.id, timeout=20)
+        await until(lambda: attempts == 2)
+
+
+async def test_a_publisher_may_raise_anything_at_all(shop: Shop) -> None:
+    class Strange(BaseException):
+        pass
+
+    message = shop.add(key="k")
+    errors: list[BaseException] = [Strange("odd"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+
+    async def publish(message: Message) -> None:
+        if errors:
+            raise errors.pop()
+
+    report = await shop.relay(publish, retry="immediate").drain()
+    assert report.delivered == 1
+    assert await shop.state_of(message) is None
+
+
+async def test_a_publisher_that_answers_for_too_few_messages_fails_those(shop: Shop) -> None:
+    class Forgetful:
+        features = Features(ordered=True)
+
+        async def publish(self, batch: Batch) -> None:
+            batch.answer(batch.messages[0])
+
+        async def close(self) -> None: ...
+
+    shop.add(key="a")
+    shop.add(key="b")
+    report = await shop.relay(Forgetful(), retry="steps 1h").drain()
+    assert (report.delivered, report.retried) == (1, 1)
+    assert "did not say" in shop.diary.of(events.Retried)[0].error
+
+
+# --- failures of destinations
+
+
+async def test_an_outage_costs_no_attempts_and_is_over_by_itself(shop: Shop) -> None:
+    down = True
+    attempts: set[int] = set()
+
+    def publish(message: Message) -> None:
+        attempts.add(message.attempt)
+        if down:
+            raise ConnectionError("refused")
+        shop.arrived.append(message)
+
+    for number in range(20):
+        shop.add(key=f"k{number}")
+    relay = shop.relay(publish, breaker_initial="5ms", breaker_cap="10ms")
+    async with relay:
+        await until(lambda: bool(shop.diary.of(events.BreakerOpened)))
+        await asyncio.sleep(0.2)
+        down = False
+        await until(lambda: len(shop.arrived) == 20)
+    assert attempts == {1}
+    assert not shop.diary.of(events.Died)
+    assert shop.diary.of(events.BreakerClosed)
+
+
+async def test_a_broken_destination_delays_only_itself(shop: Shop) -> None:
+    def broken(message: Message) -> None:
+        raise DestinationUnavailable("down")
+
+    for number in range(30):
+        shop.add("hooks.a", f"k{number}")
+        shop.add("orders", f"k{number}")
+    report = await shop.relay({"hooks.*": broken, "*": shop.arrived.append}, batch_size=4).drain()
+    assert {message.topic for message in shop.arrived} == {"orders"}
+    assert (report.delivered, report.pending, report.dead) == (30, 30, 0)
+
+
+async def test_a_poison_message_that_looks_like_an_outage_is_charged_and_dies(shop: Shop) -> None:
+    poison = shop.add(key="poison")
+    for number in range(40):
+        shop.add(key=f"k{number}")
+
+    def publish(message: Message) -> None:
+        if message.id == poison.id:
+            raise ConnectionError("it crashes the broker's parser")
+        shop.arrived.append(message)
+
+    async with shop.relay(publish, breaker_initial="2ms", breaker_cap="4ms", retry="steps 0s 0s") as relay:
+        for number in range(4000):
+            if shop.diary.of(events.Died):
+                break
+            shop.add(key=f"more{number}")
+            await asyncio.sleep(0.005)
+        with pytest.raises(MessageDead):
+            await relay.delivered(poison.id, timeout=20)
+    assert len(shop.arrived) >= 40
+    assert [event.message.id for event in shop.diary.of(events.Died)] == [poison.id]
+
+
+async def test_an_outage_that_looks_like_bad_messages_kills_none_of_them(shop: Shop) -> None:
+    misjudged = True
+
+    def publish(message: Message) -> None:
+        if misjudged:
+            raise MessageRejected("500 in disguise")
+        shop.arrived.append(message)
+
+    for number in range(12):
+        shop.add(key=f"k{number}" if number % 2 else None)
+    async with shop.relay(publish, breaker_initial="5ms", breaker_cap="10ms", trip_after=5, retry="never"):
+        await until(lambda: bool(shop.diary.of(events.Refunded)))
+        misjudged = False
+        await until(lambda: len(shop.arrived) == 12)
+    status = await shop.store.status()
+    assert status.counts.get("dead", 0) == 0
+
+
+async def test_messages_that_are_refused_for_good_are_dead_however_many_there_are(shop: Shop) -> None:
+    bad = {shop.add(key=f"bad{number}").id for number in range(30)}
+
+    def publish(message: Message) -> None:
+        if message.id in bad:
+            raise MessageRejected("never", permanent=True)
+        shop.arrived.append(message)
+
+    good = shop.add(key="good")
+    report = await shop.relay(publish).drain()
+    assert (report.dead, report.delivered) == (30, 1)
+    assert [message.id for message in shop.arrived] == [good.id]
+
+
+async def test_a_slow_key_with_a_backlog_does_not_stop_the_others(shop: Shop) -> None:
+    for _ in range(400):
+        shop.add(key="slow")
+
+    async def publish(message: Message) -> None:
+        if message.key == "slow":
+            await asyncio.sleep(0.2)
+        else:
+            shop.arrived.append(message)
+
+    async with shop.relay(publish, batch_size=20):
+        await asyncio.sleep(0.2)
+        others = {shop.add(key=f"k{number}").id for number in range(100)}
+        await until(lambda: {message.id for message in shop.arrived} == others, within=30)
+
+
+async def test_pausing_and_resuming_during_an_outage_leaves_nothing_stuck(shop: Shop) -> None:
+    down = True
+
+    def publish(message: Message) -> None:
+        if down:
+            raise ConnectionError("down")
+        shop.arrived.append(message)
+
+    async with shop.relay(publish, breaker_initial="5ms", breaker_cap="20ms", idle_interval="50ms") as relay:
+        shop.add(key="k")
+        await until(lambda: bool(shop.diary.of(events.BreakerOpened)))
+        relay.pause("*")
+        await asyncio.sleep(0.1)
+        relay.resume("*")
+        down = False
+        await until(lambda: len(shop.arrived) == 1)
+
+
+@pytest.mark.parametrize("error", [GeneratorExit(), asyncio.CancelledError(), type("Odd", (BaseException,), {})("odd")])
+async def test_whatever_a_publisher_object_raises_is_a_failed_attempt(shop: Shop, error: BaseException) -> None:
+    class Odd:
+        features = Features(ordered=True)
+        calls = 0
+
+        async def publish(self, batch: Batch) -> None:
+            self.calls += 1
+            raise error
+
+        async def close(self) -> None: ...
+
+    odd = Odd()
+    shop.add(key="k")
+    report = await shop.relay(odd, retry="steps 0s 1h").drain()
+    assert (odd.calls, report.retried, report.held) == (2, 2, 1)
+
+
+async def test_a_slow_publisher_is_timed_out_as_a_destination_failure(shop: Shop) -> None:
+    async def publish(message: Message) -> None:
+        await asyncio.sleep(60)
+
+    message = shop.add(key="k")
+    report = await shop.relay(publish, lease_ttl=2, publish_timeout="50ms").drain()
+    assert (report.delivered, report.pending, report.dead) == (0, 1, 0)
+    assert await shop.state_of(message) == "pending"
+    assert "50" in shop.diary.of(events.BreakerOpened)[0].error or shop.diary.of(events.BreakerOpened)[0].error
+
+
+async def test_a_topic_without_a_route_stays_pending(shop: Shop) -> None:
+    shop.add("mail", "k")
+    shop.add("orders", "k")
+    report = await shop.relay({"orders": shop.arrived.append}).drain()
+    assert (report.delivered, report.pending) == (1, 1)
+
+
+async def test_the_rate_can_be_capped(shop: Shop) -> None:
+    for number in range(30):
+        shop.add(key=f"k{number}")
+    async with shop.relay(max_rate=50):
+        started = time.monotonic()
+        await until(lambda: len(shop.arrived) == 30)
+        assert time.monotonic() - started > 0.3  # 30 at 50 a second, less what may burst
+
+
+async def test_a_drain_waits_until_the_rate_allows_the_rest(shop: Shop) -> None:
+    for number in range(10):
+        shop.add(key=f"k{number}")
+    report = await shop.relay(max_rate=50).drain()
+    assert (report.delivered, report.pending) == (10, 0)
+
+
+async def test_a_drain_waits_for_a_renewal_if_the_lease_is_too_short_to_start_the_rest(shop: Shop) -> None:
+    for _ in range(60):
+        shop.add(key="k")
+
+    async def slow(message: Message) -> None:
+        await asyncio.sleep(0.01)
+
+    report = await shop.relay(slow, lease_ttl=1).drain()
+    assert (report.delivered, report.pending) == (60, 0)
