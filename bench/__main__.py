@@ -27,6 +27,7 @@ from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .publish import hotpublish, publish
 from .run import Bench, Run
+from .slowtask import slowtask
 from .sqlite import SQLite
 from .waits import idle, latency
 from .writes import write
@@ -40,6 +41,7 @@ BENCHES = {
     "heldkey": Bench(prepare=drains.heldkey, messages=100_000, rounds=5, quick_messages=30_000, quick_rounds=3),
     "backlog": Bench(prepare=drains.backlog, messages=1_000_000, rounds=3, quick_messages=200_000, quick_rounds=1),
     "fetch": Bench(prepare=drains.fetch, messages=50_000, rounds=5, quick_messages=15_000, quick_rounds=3),
+    "slowtask": Bench(prepare=slowtask, messages=20_000, rounds=9, quick_messages=10_000, quick_rounds=3),
     "later": Bench(prepare=drains.later, messages=100_000, rounds=5, quick_messages=30_000, quick_rounds=3),
     "write": Bench(prepare=write, messages=200, rounds=25, quick_messages=200, quick_rounds=9),
     "doorbell": Bench(

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import insert, update
 
 from postroom import Outbox, Relay
-from postroom.message import SLOTS, new_id, slot_of
+from postroom.message import SLOTS, TASKS_TOPIC, new_id, slot_of
 from postroom.serialize import BINARY
 from postroom.stores.schema import Tables
 
@@ -42,12 +42,18 @@ class Backlog:
     """Half of the slots belong to another relay; the messages are in the other half."""
     foreign: int = 0
     """In the neighbour's slots, older than the others."""
+    task: str | None = None
+    """One task of this kind, older than the others, with a key of its own."""
 
 
 def fill(database: Database, backlog: Backlog) -> str:
     """The URL of a database with that backlog, to be copied for every round."""
     url = set_up(database)
     positions = count(1)
+    if backlog.task:
+        key = f"task-{backlog.task}"
+        row = (next(positions), slot_of(key, ""), new_id(), TASKS_TOPIC, key, b"null", "application/json", backlog.task)
+        database.load(url, TABLES.hot, ("position", *MESSAGE, "type"), [row])
     if backlog.held:
         _hold(database, url, backlog.held, positions)
     if backlog.neighbour:

@@ -1,7 +1,7 @@
 """Postroom: the transactional outbox for Python.
 
-Write messages in the transaction that changes your data (`Outbox`), deliver them afterwards (`Relay`), look after them
-(`Desk`).
+Write messages in the transaction that changes your data (`Outbox`), deliver them afterwards (`Relay`), run functions
+with them (`Tasks`), look after them (`Desk`), and handle each of them once (`Inbox`).
 """
 
 from .desk import Desk
@@ -17,9 +17,11 @@ from .errors import (
     NoTransactionError,
     OutboxFull,
     PayloadTooLarge,
+    Postponed,
     PostroomError,
     RelayError,
     SchemaMismatch,
+    SequenceGap,
     SerializationError,
     StoreError,
     StoreReplaced,
@@ -27,11 +29,14 @@ from .errors import (
     TablesMissing,
     UnsupportedConnection,
 )
+from .inbox import Inbox
 from .message import TOMBSTONE, Message
 from .outbox import Outbox
 from .relay import Relay, Report
 from .retry import ByError, ByType, Exponential, Fixed, Immediate, Never, Steps
 from .settings import Settings
+from .tasks import Block, Ignore, Retry, TaskContext, Tasks
+from .wire.received import Received, received
 
 __version__ = "0.1.0"
 
@@ -39,8 +44,16 @@ __all__ = [  # noqa: RUF022 - in the order of the flow
     "Outbox",
     "Message",
     "TOMBSTONE",
+    "Tasks",
+    "TaskContext",
+    "Retry",
+    "Block",
+    "Ignore",
     "Relay",
     "Report",
+    "Inbox",
+    "Received",
+    "received",
     "Desk",
     "Settings",
     "Steps",
@@ -62,8 +75,10 @@ __all__ = [  # noqa: RUF022 - in the order of the flow
     "OutboxFull",
     "PayloadTooLarge",
     "PostroomError",
+    "Postponed",
     "RelayError",
     "SchemaMismatch",
+    "SequenceGap",
     "SerializationError",
     "StoreError",
     "StoreReplaced",

@@ -43,6 +43,13 @@ def _routes(name: str, value: object) -> Mapping[str, str]:
     raise ConfigurationError(f'{name}: write a table of globs and URLs, such as {{"orders.*" = "stdout:"}}')
 
 
+def _place(name: str, value: object) -> str:
+    module, colon, attribute = read_text(name, value).partition(":")
+    if module and colon and attribute:
+        return f"{module}:{attribute}"
+    raise ConfigurationError(f"{name}: {value!r} names no object; write module:object, as in shop.tasks:tasks")
+
+
 def _serializer(name: str, value: object) -> Serializer:
     with naming(name):
         return resolve(value)
@@ -60,6 +67,7 @@ class Configuration:
     routes: Mapping[str, str] = field(
         default_factory=dict[str, str], metadata={"read": _routes, "about": "Globs on topics, and the URLs they go to."}
     )
+    app: str | None = setting(None, _place, "Where the tasks are that relays run, as in shop.tasks:tasks.")
     serializer: Serializer | None = setting(None, _serializer, "'json' or the dotted name of a serializer.")
     settings: Settings = Settings()
     file: Path | None = None

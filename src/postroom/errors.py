@@ -22,7 +22,7 @@ class MissingExtra(ConfigurationError):
 
 
 class InvalidMessage(PostroomError, ValueError):
-    """A message cannot be written as it is: a limit, a type or a time is wrong."""
+    """A message cannot be written, or remembered, as it is: a limit, a type or a time is wrong."""
 
 
 class PayloadTooLarge(InvalidMessage):
@@ -34,7 +34,7 @@ class SerializationError(InvalidMessage):
 
 
 class NoTransactionError(PostroomError):
-    """The message would be committed by itself, apart from the business data it belongs to."""
+    """What is written would be committed by itself, apart from the business data it belongs to."""
 
 
 class OutboxFull(PostroomError):
@@ -42,7 +42,20 @@ class OutboxFull(PostroomError):
 
 
 class UnsupportedConnection(PostroomError, TypeError):
-    """The object given to `add` is no connection or session that Postroom knows, or is one for the other `add`."""
+    """The object given to `add`, or `first_time`, is no connection or session that Postroom knows, or is one for the
+    other form of the call."""
+
+
+# --- the consumer's side
+
+
+class SequenceGap(PostroomError):
+    """A message of a strict stream came before the one that is next. Nothing was changed."""
+
+    def __init__(self, *args: object, expected: int = 0, got: int = 0) -> None:
+        super().__init__(*args)
+        self.expected = expected
+        self.got = got
 
 
 # --- stores
@@ -61,7 +74,7 @@ class StoreReplaced(StoreUnavailable):
 
 
 class TablesMissing(StoreError):
-    """The outbox's tables are not in the database."""
+    """The tables of the outbox, or of the inbox, are not in the database."""
 
 
 class SchemaMismatch(StoreError):
@@ -87,15 +100,31 @@ class DestinationUnavailable(PostroomError):
 
 
 class MessageRejected(PostroomError):
-    """The destination refused this very message. `permanent=True` means that no retry can help: it is dead at once."""
+    """The destination refused this very message.
 
-    def __init__(self, *args: object, permanent: bool = False) -> None:
+    `permanent=True` means that no retry can help: it is dead at once, for the `reason` that is given in a word.
+    `retry_in`: seconds after which to try again, whatever the retry policy says.
+    """
+
+    def __init__(
+        self, *args: object, permanent: bool = False, reason: str = "rejected", retry_in: float | None = None
+    ) -> None:
         super().__init__(*args)
         self.permanent = permanent
+        self.reason = reason
+        self.retry_in = retry_in
 
 
 class NotAttempted(PostroomError):
     """A publisher did not try this message, because one before it failed or because there was no time left."""
+
+
+class Postponed(PostroomError):
+    """A publisher did not try this message, and wants it again in so many seconds. No attempt is counted."""
+
+    def __init__(self, *args: object, retry_in: float) -> None:
+        super().__init__(*args)
+        self.retry_in = retry_in
 
 
 class NoAnswer(PostroomError):

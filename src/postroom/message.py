@@ -17,12 +17,16 @@ SLOTS = 64
 LONGEST_NAME = 255
 """Characters in a topic, a key, a type or an idempotency key."""
 
+TASKS_TOPIC = "postroom.tasks"
+"""Of all tasks, so that a key orders across their kinds. No glob matches it."""
+
 ID_HEADER = "postroom-id"
 TYPE_HEADER = "postroom-type"
 KEY_HEADER = "postroom-key"
 CREATED_HEADER = "postroom-created"
 SEQUENCE_HEADER = "postroom-sequence"
 GENERATION_HEADER = "postroom-generation"
+TOPIC_HEADER = "postroom-topic"
 EPOCH_HEADER = "postroom-epoch"
 IDEMPOTENCY_HEADER = "postroom-idempotency-key"
 REVIVED_HEADER = "postroom-revived"
@@ -109,6 +113,7 @@ class Message:
         if self.sequence is not None:
             headers[SEQUENCE_HEADER] = str(self.sequence)
             headers[GENERATION_HEADER] = str(self.generation)
+            headers[TOPIC_HEADER] = self.topic
         if self.replays:
             headers[REPLAY_HEADER] = str(self.replays)
         return headers

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from uuid import UUID
 
-from sqlalchemy import URL, Engine, MetaData
-from sqlalchemy.exc import CompileError, NoSuchModuleError
+from sqlalchemy import Engine, MetaData
 
+from .checks import class_name, name_in, optional_name, refuse, short, text_in
 from .clock import Clock
 from .connections import function_for
-from .connections.dialects import dialect_named
+from .connections.dialects import ddl
 from .connections.fullness import Limit
+from .connections.procedure import sync_engine
 from .connections.writer import Row, Writer
 from .duration import Duration, seconds
-from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge, UnsupportedConnection
+from .errors import ConfigurationError, InvalidMessage, PayloadTooLarge
 from .message import (
     COPY_HEADER,
     IDEMPOTENCY_HEADER,
@@ -119,7 +120,7 @@ class Outbox:
             dedupe_window=self.dedupe_window,
             create_tables=create_tables,
             clock=clock,
-            bind=_sync_engine(bind),
+            bind=sync_engine(bind),
             limit=_limit(max_pending, on_full, full_timeout),
         )
 
@@ -216,13 +217,7 @@ class Outbox:
 
     def ddl(self, dialect: str = "sqlite") -> str:
         """The SQL that `create_tables` would execute."""
-        try:
-            found = URL.create(dialect).get_dialect()()
-            creation = dialect_named(found.name).create(self.tables)
-            statements = [str(statement.compile(dialect=found)).strip() for statement in creation]
-        except (NoSuchModuleError, CompileError, UnsupportedConnection) as error:
-            raise ConfigurationError(f"there is no SQL for the dialect {dialect!r}: {error}") from error
-        return "".join(f"{statement};\n\n" for statement in statements)
+        return ddl(dialect, lambda known: known.create(self.tables))
 
     # --- the doorbell within one process
 
@@ -248,15 +243,15 @@ class Outbox:
 
     def _row_of(self, message: Message) -> Row:
         if not isinstance(cast(object, message), Message):
-            _refuse("message", message, f"is a {_name(message)}", "give postroom.Message objects")
+            refuse("message", message, f"is a {class_name(message)}", "give postroom.Message objects")
         return self._compose(message, message, is_new=False)
 
     def _compose(self, message: Message, given: Message | None, *, is_new: bool) -> Row:
         headers = self._headers(message.headers)
-        key = _optional_name("key", message.key, "use None for no order")
-        idempotency_key = _optional_name("idempotency_key", message.idempotency_key)
+        key = optional_name("key", message.key, "use None for no order")
+        idempotency_key = optional_name("idempotency_key", message.idempotency_key)
         id = _canonical_id(message.id)
-        topic, type = _name_in("topic", message.topic), _optional_name("type", message.type)
+        topic, type = name_in("topic", message.topic), optional_name("type", message.type)
         payload, content_type = encode(message.payload, self.serializer, message.content_type)
         self._check_size(payload, topic, type)
         composed = replace(
@@ -267,7 +262,7 @@ class Outbox:
             type=type,
             headers=headers,
             id=id,
-            content_type=_name_in("content_type", content_type),
+            content_type=name_in("content_type", content_type),
             idempotency_key=idempotency_key,
             deliver_at=_moment("deliver_at", message.deliver_at),
             expires_at=_moment("expires_at", message.expires_at),
@@ -300,7 +295,7 @@ class Outbox:
     def _copies(self, row: Row, fan_out: Routes[Sequence[str]]) -> Iterator[Row]:
         message = row.message
         for template in fan_out.target_for(message.topic) or ():
-            topic, id = _name_in("topic", template.format(topic=message.topic)), new_id()
+            topic, id = name_in("topic", template.format(topic=message.topic)), new_id()
             if topic == message.topic:
                 continue
             self._check_size(message.payload, topic, message.type)
@@ -325,13 +320,13 @@ class Outbox:
         limit = self.max_payload.value_for(topic, type)
         if limit is not None and size > limit:
             raise PayloadTooLarge(
-                f"the payload for topic {_short(topic)} has {size} bytes, more than max_payload ({limit}); send a "
+                f"the payload for topic {short(topic)} has {size} bytes, more than max_payload ({limit}); send a "
                 "reference to the data instead, or raise Outbox(max_payload=…)"
             )
         limit = self._taken_by_destinations.target_for(topic) if self._taken_by_destinations else None
         if limit is not None and size > limit:
             raise PayloadTooLarge(
-                f"the payload for topic {_short(topic)} has {size} bytes, and where it is to go takes {limit} at most; "
+                f"the payload for topic {short(topic)} has {size} bytes, and where it is to go takes {limit} at most; "
                 "send a reference to the data instead"
             )
 
@@ -344,7 +339,7 @@ class Outbox:
         if message.deliver_at is None and message.delay is None:
             return None
         if message.deliver_at is not None and message.delay is not None:
-            _refuse("delay", message.delay, "came together with deliver_at", "give one of them")
+            refuse("delay", message.delay, "came together with deliver_at", "give one of them")
         if self.order == "strict":
             raise InvalidMessage(
                 "deliver_at and delay cannot be used with order='strict': a number is taken now, and would hold up its "
@@ -388,66 +383,41 @@ def _key_of_copy(key: str, topic: str) -> str:
 # --- limits: each refusal names the field, the value and the remedy
 
 
-def _name_in(field: str, value: object, remedy: str = "give a text") -> str:
-    """A text that fits into its column, whatever the database."""
-    if not isinstance(value, str):
-        _refuse(field, value, f"is a {_name(value)}, not a text", f"use str({field})")
-    if not value:
-        _refuse(field, value, "is empty", remedy)
-    if len(value) > LONGEST_NAME:
-        _refuse(field, value, f"has {len(value)} characters", f"shorten it to at most {LONGEST_NAME}")
-    return _text(field, value)
-
-
-def _optional_name(field: str, value: object, remedy: str = "use None for none") -> str | None:
-    return None if value is None else _name_in(field, value, remedy)
-
-
-def _text(field: str, value: str) -> str:
-    if "\x00" in value:
-        _refuse(field, value, "contains a NUL character, which databases cannot store", "leave it out")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        _refuse(field, value, "contains half a character (a surrogate)", "decode it properly first")
-    return str.__str__(value)  # an enum member that is a string becomes its value
-
-
 def _headers_in(field: str, headers: object) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        _refuse(field, headers, f"is a {_name(headers)}", "give a mapping from names to texts")
+        refuse(field, headers, f"is a {class_name(headers)}", "give a mapping from names to texts")
     return dict(_header(name, value) for name, value in cast(Mapping[object, object], headers).items())
 
 
 def _header(name: object, value: object) -> tuple[str, str]:
-    checked = _name_in("header name", name)
+    checked = name_in("header name", name)
     if checked.lower().startswith(RESERVED_PREFIX):
-        _refuse("header name", name, f"begins with {RESERVED_PREFIX!r}, which is Postroom's own", "choose another")
+        refuse("header name", name, f"begins with {RESERVED_PREFIX!r}, which is Postroom's own", "choose another")
     if not isinstance(value, str):
-        _refuse(f"header {_short(checked)}", value, f"is a {_name(value)}, not a text", "use str(…)")
-    return checked, _text(f"header {_short(checked)}", value)
+        refuse(f"header {short(checked)}", value, f"is a {class_name(value)}, not a text", "use str(…)")
+    return checked, text_in(f"header {short(checked)}", value)
 
 
 def _canonical_id(value: object) -> str:
     try:
         return str(value if isinstance(value, UUID) else UUID(cast(str, value)))
     except (ValueError, AttributeError, TypeError):
-        _refuse("id", value, "is no UUID", "give a uuid.UUID or its text, or leave it out")
+        refuse("id", value, "is no UUID", "give a uuid.UUID or its text, or leave it out")
 
 
 def _moment(field: str, value: object) -> datetime | None:
     if value is None:
         return None
     if not isinstance(value, datetime):
-        _refuse(field, value, f"is a {_name(value)}, not a datetime", "give a datetime with a time zone")
+        refuse(field, value, f"is a {class_name(value)}, not a datetime", "give a datetime with a time zone")
     if value.utcoffset() is None:
-        _refuse(field, value, "has no time zone", f"write {field}=datetime.now(UTC) + …, or add tzinfo")
+        refuse(field, value, "has no time zone", f"write {field}=datetime.now(UTC) + …, or add tzinfo")
     try:
         return value.astimezone(UTC)
     except OverflowError:
-        _refuse(field, value, "is out of range in UTC", "choose a nearer time")
+        refuse(field, value, "is out of range in UTC", "choose a nearer time")
 
 
 def _delay_seconds(value: object) -> float:
@@ -457,7 +427,7 @@ def _delay_seconds(value: object) -> float:
     except ConfigurationError as error:
         raise InvalidMessage(str(error)) from error
     if not math.isfinite(length) or abs(length) > LONGEST_DELAY:
-        _refuse("delay", value, "is out of range", "give at most 100 years")
+        refuse("delay", value, "is out of range", "give at most 100 years")
     return length
 
 
@@ -493,23 +463,3 @@ def _window(dedupe_window: Duration) -> float:
     if not 0 < length <= LONGEST_DELAY:
         raise ConfigurationError(f"dedupe_window={dedupe_window!r} must be longer than nothing, and at most 100 years")
     return length
-
-
-def _sync_engine(bind: Any) -> Engine | None:
-    engine = getattr(bind, "sync_engine", bind)
-    if engine is None or isinstance(engine, Engine):
-        return engine
-    raise ConfigurationError(f"bind={bind!r} is no SQLAlchemy engine; give an Engine or an AsyncEngine")
-
-
-def _refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:
-    raise InvalidMessage(f"{field} {_short(value)} {problem}; {remedy}")
-
-
-def _short(value: object, longest: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def _name(value: object) -> str:
-    return type(value).__name__

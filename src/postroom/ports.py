@@ -13,7 +13,7 @@ in exactly one of hot, later, parked, claims, dead at any time until it is deliv
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -34,12 +34,19 @@ class Features:
 
     `max_batch`: the most messages one `publish` call can take; None means as many as the relay likes.
 
+    `max_calls`: the most `publish` calls at once in one relay; None means as many as the relay likes.
+
     `max_size`: bytes of payload beyond which every message is refused, as far as that is known beforehand.
+
+    `local`: the work is done here, by the application's own functions, and takes as long as it takes. The relay sets it
+    no time-out and gives it no breaker, and hands over a `LocalBatch`, which traces crashes.
     """
 
     ordered: bool = False
     max_batch: int | None = None
+    max_calls: int | None = None
     max_size: int | None = None
+    local: bool = False
 
 
 class Batch(Protocol):
@@ -76,6 +83,26 @@ class Batch(Protocol):
         ...
 
 
+class LocalBatch(Batch, Protocol):
+    """For a publisher whose work is done here, and may take this very process down with it."""
+
+    def crashes(self, message: Message) -> int:
+        """How often it was under way when the owner of its slot was lost, since it last came to an end."""
+        ...
+
+    async def starting(self, message: Message) -> bool:
+        """Write down that it is about to start. Only if that could be done, it may."""
+        ...
+
+    async def find_another(self, message: Message) -> None:
+        """Hand its slot to a relay that can run it, if there is one."""
+        ...
+
+    def aside(self) -> AbstractContextManager[None]:
+        """While a call waits for something else than its work, it need not count among `Features.max_calls`."""
+        ...
+
+
 class Publisher(Protocol):
     """An adapter to one destination. It lives as long as its relay; `publish` may be called several times at once,
     never with the same (topic, key) twice, unless the relay promises no order (`claim="rows"`)."""
@@ -95,6 +122,20 @@ class Publisher(Protocol):
     async def close(self) -> None:
         """Let go of connections. Called once, after the last `publish` has ended."""
         ...
+
+
+class Functions(Protocol):
+    """What a relay is given to run itself."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Of all that can be run."""
+        ...
+
+    def publisher(self, *, concurrency: int) -> Publisher: ...
 
 
 @runtime_checkable
@@ -171,6 +212,10 @@ class Lease:
     """Seconds from now; 0 or less means that anybody may take it."""
     mark: int
     """No undelivered hot row of the slot has a position at or below the mark, and none can appear there."""
+    notes: str | None = None
+    """What the last owner left for the next one; only `acquire` tells."""
+    kept_for: str | None = None
+    """A relay that may take it, and nobody else before `expires_in`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +230,8 @@ class Beat:
     marks: Mapping[int, int]
     in_flight: int = 0
     woken_by: str = "polling"
+    tasks: frozenset[str] = frozenset()
+    """The ids of those that it can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +431,8 @@ class Status:
     slots_owned: int
     breakers: Sequence[Mapping[str, Any]]
     meta: Meta
+    reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of the dead: why, and how many."""
 
 
 Verdict = Literal["ok", "warning", "problem"]
@@ -493,13 +542,28 @@ class Store(StoreReader, Protocol):
         ...
 
     async def acquire(self, relay: str, slots: Sequence[int], ttl: float) -> Mapping[int, Lease]:
-        """Take those of the slots that have no owner or an expired lease, with a new epoch from one counter that never
+        """Take those of the slots that have no owner and are kept for nobody else, or whose lease has expired, with a new epoch from one counter that never
         goes back, and say which. Two relays that ask at once never both get a slot."""
         ...
 
     async def release(self, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], leave: bool) -> None:
         """Give back those leases that are still ours, so that anybody may take them at once; with `leave`, forget the
         relay."""
+        ...
+
+    async def hand_over(self, relay: str, slot: int, epoch: int, mark: int, to: str, ttl: float) -> bool:
+        """Give back a lease that is still ours, and keep it for another relay for so many seconds."""
+        ...
+
+    async def who_knows(self, task: str | None = None) -> list[str]:
+        """The live relays that can run tasks of this id, or any at all."""
+        ...
+
+    async def write_notes(
+        self, relay: str, epochs: Mapping[int, int], notes: Mapping[int, str | None]
+    ) -> frozenset[int]:
+        """Leave a text with the lease of each slot, for whoever owns it next. Fenced: returns the slots whose lease is
+        not ours any more, for which nothing was written."""
         ...
 
     # --- the flow; each is called by the owner of the slots only

@@ -21,12 +21,14 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from postroom.inbox import Inbox
 from postroom.outbox import Outbox
-from postroom.testing.connection_contract import ServerConnectionContract, SqlConnectionContract
+from postroom.testing.inbox_contract import ServerInboxContract, SqlInboxContract
 from tests import services
 from tests.conftest import server_url
 
 DEFAULT = Outbox()
+INBOX = Inbox()
 
 
 def leave_transactions_to_sqlalchemy(engine: Engine) -> None:
@@ -41,7 +43,7 @@ def leave_transactions_to_sqlalchemy(engine: Engine) -> None:
         connection.exec_driver_sql("BEGIN")
 
 
-class OnSqlite(SqlConnectionContract):
+class OnSqlite(SqlInboxContract):
     """A new file for each test, copied with its tables in it: making them takes longer than a test."""
 
     template: ClassVar[Path]
@@ -53,6 +55,7 @@ class OnSqlite(SqlConnectionContract):
         cls.template = tmp_path_factory.mktemp("template") / "app.db"
         with closing(sqlite3.connect(cls.template)) as connection:
             DEFAULT.create_tables(connection)
+            INBOX.create_tables(connection)
 
     @pytest.fixture(autouse=True)
     def database(self, tmp_path: Path, with_tables: None) -> Iterator[None]:
@@ -67,8 +70,9 @@ class OnSqlite(SqlConnectionContract):
         return self.engine
 
 
-class OnServer(ServerConnectionContract):
-    """A database of its own for each class, with the tables of the default outbox in it, emptied before each test."""
+class OnServer(ServerInboxContract):
+    """A database of its own for each class, with the tables of the default outbox and inbox in it, emptied before each
+    test."""
 
     server: ClassVar[str]
     driver: ClassVar[str]
@@ -86,6 +90,7 @@ class OnServer(ServerConnectionContract):
             cls.url = make_url(url)
             cls.engine = create_engine(cls.url.set(drivername=cls.driver))
             DEFAULT.create_tables(cls.engine)
+            INBOX.create_tables(cls.engine)
             yield
             cls.engine.dispose()
 
@@ -93,9 +98,10 @@ class OnServer(ServerConnectionContract):
     def emptied(self, database: None) -> None:
         tables = DEFAULT.tables
         with self.engine.begin() as connection:
-            for table in (tables.hot, tables.later, tables.dedupe, tables.counters):
+            for table in (tables.hot, tables.later, tables.dedupe, tables.counters, *INBOX.tables.all()):
                 connection.execute(delete(table))
-            ours = {table.name for table in tables.all()} | {f"{tables.archive.name}_default"}
+            known = [*tables.all(), *INBOX.tables.all()]
+            ours = {table.name for table in known} | {f"{tables.archive.name}_default"}
             for name in set(inspect(connection).get_table_names()) - ours:
                 connection.execute(text(f"DROP TABLE IF EXISTS {name}"))  # a partition goes with its table
 
@@ -190,6 +196,7 @@ class UsesScopedSession(UsesSession):
 
 class UsesAsyncSession:
     writes_at_commit = True
+    inbox_is_async = True
     async_engine: AsyncEngine
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from postroom.message import Message
 from postroom.outbox import Outbox
 from postroom.ports import Query, Settlement
 from postroom.stores.memory import MemoryStore
-from postroom.testing.connection_contract import ConnectionContract
+from postroom.testing.inbox_contract import InboxContract
 
 from .connection_kinds import (
     OnSqlite,
@@ -154,7 +154,7 @@ class TestSqlalchemyAsyncScopedSession(UsesAsyncScopedSession, OnAsyncSqlite):
     pass
 
 
-class TestMemoryTransaction(ConnectionContract):
+class TestMemoryTransaction(InboxContract):
     is_sql = False
 
     @pytest.fixture(autouse=True)

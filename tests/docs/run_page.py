@@ -1,7 +1,8 @@
 """Run a page: `python run_page.py PAGE` executes its blocks in order, in the current folder.
 
-`python` blocks share one namespace; the lines of `sh run` blocks are commands that must succeed. What a `text output`
-block shows must be among the lines that were printed before it and after the one before.
+`python` blocks share one namespace; a block that has a file's name, such as `python test_shop.py`, is written to that
+file; the lines of `sh run` blocks are commands that must succeed. What a `text output` block shows must be among the
+lines that were printed before it and after the one before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def run(page: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.info == "python":
             printed += run_python(block, page, namespace)
+        elif block.info.startswith("python ") and block.info.endswith(".py"):
+            Path(block.info.removeprefix("python ")).write_text(block.text, encoding="utf-8")
         elif block.info == "sh run":
             printed += run_commands(block)
         elif block.info == "text output":

@@ -319,7 +319,7 @@ def test_the_status_is_told_to_people(shop: dict[str, Message]):
     result = run("status", "--store", STORE)
     assert result.exit_code == 0
     facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in result.stdout.splitlines())
-    assert {"dead": "1", "pending": "2", "later": "1", "keys on hold": "1"}.items() <= facts.items()
+    assert {"dead": "1 (rejected 1)", "pending": "2", "later": "1", "keys on hold": "1"}.items() <= facts.items()
     assert facts["slots owned"] == "0/64"
     assert "no relay is alive" in result.stderr
     assert "postroom relay" in result.stderr
@@ -328,11 +328,11 @@ def test_the_status_is_told_to_people(shop: dict[str, Message]):
 def test_the_status_is_told_to_programs(shop: dict[str, Message]):
     document = read("status")
     assert document.keys() == {
-        "outbox", "store", "counts", "oldest_pending_seconds", "holds", "parked", "relays", "slots_owned", "slots",
+        "outbox", "store", "counts", "reasons", "oldest_pending_seconds", "holds", "parked", "relays", "slots_owned", "slots",
         "breakers", "schema_version", "min_compatible", "claim", "warnings",
     }  # fmt: skip
     assert (document["store"], document["claim"], document["slots"]) == (STORE, "slots", 64)
-    assert document["counts"]["dead"] == 1
+    assert (document["counts"]["dead"], document["reasons"]) == (1, {"rejected": 1})
     assert len(document["warnings"]) == 1
 
 
@@ -720,6 +720,9 @@ def sections(name: str) -> dict[str, str]:
 
 
 def flags_of(command: click.Command) -> set[str]:
+    """Of a group within the program, those of its commands too."""
+    if isinstance(command, click.Group) and command is not program:
+        return {flag for each in command.commands.values() for flag in flags_of(each)}
     options = [item for item in command.params if isinstance(item, click.Option)]
     return {flag for option in options for flag in [*option.opts, *option.secondary_opts]}
 

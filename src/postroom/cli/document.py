@@ -68,6 +68,7 @@ def of_status(status: Status, store: str, warnings: list[str]) -> Document:
         "outbox": status.outbox,
         "store": store,
         "counts": dict(status.counts),
+        "reasons": dict(status.reasons),
         "oldest_pending_seconds": status.oldest_pending_seconds,
         "holds": status.holds,
         "parked": status.parked,

@@ -74,7 +74,7 @@ def _print_status(found: Status, store: str) -> None:
     print_facts(
         [
             ("outbox", f"{found.outbox} in {store}"),
-            *((state, found.counts.get(state, 0)) for state in get_args(State)),
+            *((state, _counted(found, state)) for state in get_args(State)),
             ("oldest pending", age(found.oldest_pending_seconds)),
             ("keys on hold", found.holds),
             ("parked", found.parked),
@@ -99,6 +99,14 @@ def _print_status(found: Status, store: str) -> None:
             ["destination", "breaker", "since", "error"],
             [_breaker_cells(document.of_breaker(breaker)) for breaker in found.breakers],
         )
+
+
+def _counted(found: Status, state: str) -> str:
+    """The dead with why."""
+    count = str(found.counts.get(state, 0))
+    if state != "dead" or not found.reasons:
+        return count
+    return f"{count} ({', '.join(f'{reason} {number}' for reason, number in sorted(found.reasons.items()))})"
 
 
 def _breaker_cells(breaker: dict[str, Any]) -> list[object]:

@@ -132,6 +132,9 @@ def destinations(command: Command) -> Command:
         "--route", "routes", multiple=True, metavar="GLOB=URL", callback=_routes,
         help="Topics that match go there, as in 'orders.*=stdout:'. May be repeated; the first match wins.",
     )(command)  # fmt: skip
+    command = click.option(
+        "--app", metavar="MODULE:TASKS", help="Tasks that the relay runs itself, as in shop.tasks:tasks."
+    )(command)
     return click.option(
         "--publisher", "--to", "publisher", metavar="URL", help="Takes what no route matches, as in stdout:"
     )(command)

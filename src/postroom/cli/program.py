@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from . import doctor, look, mend, run
+from . import doctor, inbox, look, mend, run
 from .failure import STATUSES, USAGE, tell
 from .invocation import located, printing
 
@@ -61,7 +61,7 @@ def program(context: click.Context) -> None:
 
 for command in (
     run.init, run.relay, run.drain, look.status, look.list_messages, look.show, look.holds, mend.revive, mend.discard,
-    mend.replay, mend.clean, doctor.doctor, run.demo,
+    mend.replay, mend.clean, inbox.inbox, doctor.doctor, run.demo,
 ):  # fmt: skip
     program.add_command(command)
 

@@ -17,6 +17,7 @@ from ..redact import redact
 from ..relay.process import collect_garbage_less
 from ..relay.relay import Relay, Report
 from . import document
+from .app import with_tasks
 from .failure import ATTENTION
 from .invocation import Command, Invocation, located, outbox_of, passed, place_of, printing, store_of
 from .options import destinations, duration_option, settings
@@ -137,23 +138,34 @@ def _uses_stdout(configuration: Configuration) -> bool:
 
 
 def _relay(configuration: Configuration, *observers: Trips) -> Relay:
-    targets, outbox = dict(_targets(configuration)), outbox_of(configuration)
-    return Relay(store_of(configuration), targets, outbox=outbox, observers=observers, settings=configuration.settings)
+    targets, tasks = dict(_targets(configuration)), None
+    if configuration.app is not None:
+        configuration, tasks = with_tasks(configuration, configuration.app)
+    return Relay(
+        store_of(configuration),
+        targets or None,
+        outbox=outbox_of(configuration),
+        tasks=tasks,
+        observers=observers,
+        settings=configuration.settings,
+    )
 
 
 def _targets(configuration: Configuration) -> Mapping[str, str]:
     routes = configuration.destinations()
-    if routes is None:
+    if routes is None and configuration.app is None:
         raise ConfigurationError(
             "no destination is configured: give --publisher stdout: or --route 'orders.*=stdout:', set "
-            'POSTROOM_PUBLISHER, or write publisher = "stdout:" in postroom.toml'
+            'POSTROOM_PUBLISHER, or write publisher = "stdout:" in postroom.toml; or give --app for tasks alone'
         )
-    return routes.targets
+    return {} if routes is None else routes.targets
 
 
 def _served(configuration: Configuration) -> str:
-    routes = ", ".join(f"{glob} → {redact(url)}" for glob, url in _targets(configuration).items())
-    return f"outbox {configuration.name!r} in {place_of(configuration)}: {routes}"
+    routes = [f"{glob} → {redact(url)}" for glob, url in _targets(configuration).items()]
+    if configuration.app is not None:
+        routes.append(f"tasks of {configuration.app}")
+    return f"outbox {configuration.name!r} in {place_of(configuration)}: {', '.join(routes)}"
 
 
 # --- demo

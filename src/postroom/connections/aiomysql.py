@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .drive import drive_async, executions
 from .mysql import DIALECT, as_rows, cursor_class, flavour_of, refuse_autocommit
-from .writer import Row, Rows, Step, Writer
+from .procedure import Clerk, Rows, Step
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 
-async def write_async(connection: Any, writer: Writer, rows: Sequence[Row]) -> None:
+async def run_async(connection: Any, clerk: Clerk[What, T], what: What) -> T:
     refuse_autocommit(connection)
-    await drive_async(writer.procedure(rows, DIALECT, place=connection), partial(_run, connection))
+    return await drive_async(clerk.procedure(what, DIALECT, place=connection), partial(_run, connection))
 
 
-async def create_async(connection: Any, writer: Writer) -> None:
-    await drive_async(writer.creation(DIALECT), partial(_run, connection))
+async def create_async(connection: Any, clerk: Clerk[Any, Any]) -> None:
+    await drive_async(clerk.creation(DIALECT), partial(_run, connection))
 
 
 async def _run(connection: Any, step: Step) -> Rows:

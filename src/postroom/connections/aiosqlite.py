@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import aiosqlite
 
 from .drive import drive_async, sql_of
+from .procedure import Clerk, Rows, Step
 from .sqlite3 import DIALECT, as_rows, no_transaction, would_autocommit
-from .writer import Row, Rows, Step, Writer
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 
-async def write_async(connection: aiosqlite.Connection, writer: Writer, rows: Sequence[Row]) -> None:
+async def run_async(connection: aiosqlite.Connection, clerk: Clerk[What, T], what: What) -> T:
     if await _would_autocommit(connection):
         raise no_transaction()
-    await drive_async(writer.procedure(rows, DIALECT.name, place=connection), partial(_run, connection))
+    return await drive_async(clerk.procedure(what, DIALECT.name, place=connection), partial(_run, connection))
 
 
-async def create_async(connection: aiosqlite.Connection, writer: Writer) -> None:
-    await drive_async(writer.creation(DIALECT.name), partial(_run, connection))
+async def create_async(connection: aiosqlite.Connection, clerk: Clerk[Any, Any]) -> None:
+    await drive_async(clerk.creation(DIALECT.name), partial(_run, connection))
 
 
 async def _would_autocommit(connection: aiosqlite.Connection) -> bool:

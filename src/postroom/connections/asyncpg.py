@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.dialects.postgresql.asyncpg import dialect
 
 from ..errors import NoTransactionError
 from .drive import drive_async, sql_of
-from .writer import Row, Rows, Step, Writer
+from .procedure import APART, Clerk, Rows, Step
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 DIALECT = dialect()
 
 
-async def write_async(connection: Any, writer: Writer, rows: Sequence[Row]) -> None:
+async def run_async(connection: Any, clerk: Clerk[What, T], what: What) -> T:
     if not connection.is_in_transaction():
         raise NoTransactionError(
-            "this asyncpg connection is in no transaction: the message would be committed apart from your data; call "
-            "`add_async` within `async with connection.transaction()`"
+            f"this asyncpg connection is in no transaction: {APART}; call it within `async with "
+            "connection.transaction()`"
         )
     # A pool wraps its connection anew each time, and there is no public way to it.
     itself = getattr(connection, "_con", connection)
-    await drive_async(writer.procedure(rows, DIALECT.name, itself), partial(_run, connection))
+    return await drive_async(clerk.procedure(what, DIALECT.name, itself), partial(_run, connection))
 
 
-async def create_async(connection: Any, writer: Writer) -> None:
-    await drive_async(writer.creation(DIALECT.name), partial(_run, connection))
+async def create_async(connection: Any, clerk: Clerk[Any, Any]) -> None:
+    await drive_async(clerk.creation(DIALECT.name), partial(_run, connection))
 
 
 async def _run(connection: Any, step: Step) -> Rows:

@@ -26,13 +26,12 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    table,
     true,
 )
 from sqlalchemy.sql.base import Executable
 
 from ..stores.schema import Tables, bell_channel
-from .presence import regclass
+from .presence import is_older, regclass
 
 ASK_AGAIN = 60.0
 """Seconds until a bell that was not there is looked for again."""
@@ -56,14 +55,7 @@ def look(tables: Tables) -> Executable:
         func.has_sequence_privilege(bell, may_read),
         func.has_column_privilege(hot, literal_column("'slot'"), may_read),  # RETURNING reads it
     )
-    return select(hot.is_not(None), func.coalesce(can_ring, false()), func.coalesce(_is_older(hot), true()))
-
-
-def _is_older(relation: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Than this transaction. Unknown, if that has no number yet: then it has changed nothing."""
-    catalogue = table("pg_class", column("oid"), column("xmin"), schema="pg_catalog")
-    own = func.age(literal_column("pg_current_xact_id_if_assigned()::xid"))
-    return select(func.age(catalogue.c.xmin) > own).where(catalogue.c.oid == relation).scalar_subquery()
+    return select(hot.is_not(None), func.coalesce(can_ring, false()), func.coalesce(is_older(hot), true()))
 
 
 class Sight(NamedTuple):

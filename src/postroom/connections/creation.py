@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Index, Table
 from sqlalchemy.ext.compiler import compiles
@@ -13,7 +13,13 @@ from ..stores.postgresql_archive import create_archive
 from ..stores.schema import Tables
 
 
-def create_one_by_one(tables: Tables) -> Iterator[ExecutableDDLElement]:
+class Family(Protocol):
+    """The tables of one outbox, or of one inbox."""
+
+    def all(self) -> list[Table]: ...
+
+
+def create_one_by_one(tables: Family) -> Iterator[ExecutableDDLElement]:
     for table in tables.all():
         yield from _create(table)
 
@@ -31,7 +37,7 @@ def _create(table: Table) -> Iterator[ExecutableDDLElement]:
         yield CreateIndex(index, if_not_exists=True)
 
 
-def create_with_indexes(tables: Tables) -> Iterator[ExecutableDDLElement]:
+def create_with_indexes(tables: Family) -> Iterator[ExecutableDDLElement]:
     for table in tables.all():
         yield CreateTableWithIndexes(table, if_not_exists=True)
 

@@ -6,21 +6,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from .writer import Procedure, Rows, Step, Values
+from .procedure import Procedure, Rows, Step, Values
+
+T = TypeVar("T")
 
 MOST_ROWS = 250
 LONGEST = 1_000_000
 """Bytes of one statement, roughly. MySQL takes at least 4 MiB, however it is set up."""
 
 
-def drive(procedure: Procedure, run: Callable[[Step], Rows], sleep: Callable[[float], object] = time.sleep) -> None:
-    """Run each step. An error is shown to the procedure first, which may know what to do about it."""
+def drive(procedure: Procedure[T], run: Callable[[Step], Rows], sleep: Callable[[float], object] = time.sleep) -> T:
+    """Run each step, and return the result. An error is shown to the procedure first, which may know what to do."""
     try:
         step = next(procedure)
         while True:
@@ -30,11 +32,11 @@ def drive(procedure: Procedure, run: Callable[[Step], Rows], sleep: Callable[[fl
                 step = procedure.throw(error)
             else:
                 step = procedure.send(rows)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        return end.value
 
 
-async def drive_async(procedure: Procedure, run: Callable[[Step], Awaitable[Rows]]) -> None:
+async def drive_async(procedure: Procedure[T], run: Callable[[Step], Awaitable[Rows]]) -> T:
     """The same, for coroutines."""
     try:
         step = next(procedure)
@@ -45,8 +47,8 @@ async def drive_async(procedure: Procedure, run: Callable[[Step], Awaitable[Rows
                 step = procedure.throw(error)
             else:
                 step = procedure.send(rows)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        return end.value
 
 
 def _rest(over: object) -> Rows:
@@ -114,7 +116,7 @@ def sql_of(step: Step, dialect: Dialect) -> Sql:
 
 @lru_cache(maxsize=512)
 def _compile(statement: Any, names: tuple[str, ...], dialect: Dialect) -> Sql:
-    """Statements hash by identity: each outbox has its own, and keeps them."""
+    """Statements hash by identity: each outbox and inbox has its own, and keeps them."""
     compiled: SQLCompiler = statement.compile(dialect=dialect, column_keys=list(names))
     processors = {
         name: parameter.type.dialect_impl(dialect).bind_processor(dialect) for name, parameter in compiled.binds.items()

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..errors import ConfigurationError, OutboxFull
 from ..stores.pending import Sample
+from .procedure import Pause
 
 GOOD_FOR = 1.0
 """Seconds for which an answer is remembered."""
@@ -21,12 +22,6 @@ LOOK_AGAIN = 0.2
 
 Asking = Generator[Any, Any, Sample | None]
 """Yields the statements that find out, and returns what they say."""
-
-
-class Pause(NamedTuple):
-    """Instead of a statement: wait, without holding anybody up if that can be helped."""
-
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.dialects.mysql.pymysql import dialect
 
 from ..errors import NoTransactionError
-from .writer import Rows
+from .procedure import APART, Rows
 
 DIALECT = "mysql"
 
@@ -34,8 +34,8 @@ def flavour_of(connection: Any) -> Any:
 def refuse_autocommit(connection: Any) -> None:
     if would_autocommit(connection):
         raise NoTransactionError(
-            "this MySQL connection autocommits and is in no transaction: the message would be committed apart from "
-            "your data; connect with autocommit=False, or call `begin()` first"
+            f"this MySQL connection autocommits and is in no transaction: {APART}; connect with autocommit=False, or "
+            "call `begin()` first"
         )
 
 

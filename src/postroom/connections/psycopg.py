@@ -5,9 +5,8 @@ The cursor is our own, so the caller's cursor and row factories do not matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString, TypeVar, cast
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -16,33 +15,36 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect
 
 from ..errors import NoTransactionError
 from .drive import drive, drive_async, executions
-from .writer import Row, Rows, Step, Writer
+from .procedure import APART, Clerk, Rows, Step
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 DIALECT = dialect(paramstyle="format")
 
 
-def write(connection: Connection[Any], writer: Writer, rows: Sequence[Row]) -> None:
+def run(connection: Connection[Any], clerk: Clerk[What, T], what: What) -> T:
     if connection.autocommit and _is_in_pipeline(connection):
         with connection.pipeline():
             pass  # what is still on its way may be a BEGIN
     refuse_autocommit(connection)
-    drive(writer.procedure(rows, DIALECT.name, connection), partial(_run, connection))
+    return drive(clerk.procedure(what, DIALECT.name, connection), partial(_run, connection))
 
 
-async def write_async(connection: AsyncConnection[Any], writer: Writer, rows: Sequence[Row]) -> None:
+async def run_async(connection: AsyncConnection[Any], clerk: Clerk[What, T], what: What) -> T:
     if connection.autocommit and _is_in_pipeline(connection):
         async with connection.pipeline():
             pass
     refuse_autocommit(connection)
-    await drive_async(writer.procedure(rows, DIALECT.name, connection), partial(_run_async, connection))
+    return await drive_async(clerk.procedure(what, DIALECT.name, connection), partial(_run_async, connection))
 
 
-def create(connection: Connection[Any], writer: Writer) -> None:
-    drive(writer.creation(DIALECT.name), partial(_run, connection))
+def create(connection: Connection[Any], clerk: Clerk[Any, Any]) -> None:
+    drive(clerk.creation(DIALECT.name), partial(_run, connection))
 
 
-async def create_async(connection: AsyncConnection[Any], writer: Writer) -> None:
-    await drive_async(writer.creation(DIALECT.name), partial(_run_async, connection))
+async def create_async(connection: AsyncConnection[Any], clerk: Clerk[Any, Any]) -> None:
+    await drive_async(clerk.creation(DIALECT.name), partial(_run_async, connection))
 
 
 def would_autocommit(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
@@ -52,8 +54,8 @@ def would_autocommit(connection: Connection[Any] | AsyncConnection[Any]) -> bool
 def refuse_autocommit(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     if would_autocommit(connection):
         raise NoTransactionError(
-            "this psycopg connection autocommits and is in no transaction: the message would be committed apart from "
-            "your data; call `add` within `with connection.transaction()`"
+            f"this psycopg connection autocommits and is in no transaction: {APART}; call it within "
+            "`with connection.transaction()`"
         )
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .drive import drive, executions
 from .mysql import DIALECT, as_rows, cursor_class, flavour_of, refuse_autocommit
-from .writer import Row, Rows, Step, Writer
+from .procedure import Clerk, Rows, Step
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 
-def write(connection: Any, writer: Writer, rows: Sequence[Row]) -> None:
+def run(connection: Any, clerk: Clerk[What, T], what: What) -> T:
     refuse_autocommit(connection)
-    drive(writer.procedure(rows, DIALECT, place=connection), partial(_run, connection))
+    return drive(clerk.procedure(what, DIALECT, place=connection), partial(_run, connection))
 
 
-def create(connection: Any, writer: Writer) -> None:
-    drive(writer.creation(DIALECT), partial(_run, connection))
+def create(connection: Any, clerk: Clerk[Any, Any]) -> None:
+    drive(clerk.creation(DIALECT), partial(_run, connection))
 
 
 def _run(connection: Any, step: Step) -> Rows:

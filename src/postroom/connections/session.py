@@ -10,9 +10,10 @@ written at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
@@ -20,7 +21,11 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from ..errors import ConfigurationError, NoTransactionError, StoreError
 from . import sqlalchemy as on_connection
+from .procedure import Clerk
 from .writer import Row, Writer
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 _COLLECTOR = object()
 """Where a session keeps its collector, in its `info`."""
@@ -38,6 +43,21 @@ def write(session: Any, writer: Writer, rows: Sequence[Row]) -> None:
 
 async def write_async(session: Any, writer: Writer, rows: Sequence[Row]) -> None:
     write(session, writer, rows)
+
+
+def run(session: Any, clerk: Clerk[What, T], what: What, sleep: Callable[[float], object] = time.sleep) -> T:
+    """At once, through the session's own connection, so within the savepoint that it is in."""
+    session = _unwrap(session)
+    bind = _bind_for(session, clerk)
+    on_connection.refuse_autocommit(bind)
+    _begin(session)
+    connection = session.connection(bind_arguments={"bind": bind})
+    return on_connection.run(connection, clerk, what, sleep)
+
+
+async def run_async(session: Any, clerk: Clerk[What, T], what: What) -> T:
+    session = session.registry() if hasattr(session, "registry") else session
+    return await session.run_sync(run, clerk, what, on_connection.sleep_async)
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +193,7 @@ def _after_transaction_end(session: Session, transaction: SessionTransaction) ->
 
 def _write_now(session: Session, writer: Writer, rows: Sequence[Row]) -> None:
     connection = session.connection(bind_arguments={"bind": _bind_for(session, writer)})
-    on_connection.write(connection, writer, rows)
+    on_connection.run(connection, writer, rows)
 
 
 def _flush(session: Session) -> None:
@@ -218,21 +238,21 @@ def _is_any_committing(level: SessionTransaction | None) -> bool:
     return False
 
 
-def _bind_for(session: Session, writer: Writer) -> Engine | Connection:
-    if writer.bind is None:
-        return _bind_of(session, writer)
+def _bind_for(session: Session, clerk: Clerk[Any, Any]) -> Engine | Connection:
+    if clerk.bind is None:
+        return _bind_of(session, clerk)
     # The session may be bound to a connection of that very engine, as in tests that roll back: then that is meant.
     bound = session.bind
-    return bound if bound is not None and bound.engine.pool is writer.bind.pool else writer.bind
+    return bound if bound is not None and bound.engine.pool is clerk.bind.pool else clerk.bind
 
 
-def _bind_of(session: Session, writer: Writer) -> Engine | Connection:
+def _bind_of(session: Session, clerk: Clerk[Any, Any]) -> Engine | Connection:
     try:
         return session.get_bind()
     except UnboundExecutionError as error:
         raise ConfigurationError(
-            f"this session has no bind of its own, so where the messages of outbox {writer.name!r} belong is unknown; "
-            "say it with Outbox(bind=engine)"
+            f"this session has no bind of its own, so where the tables of {clerk.kind} {clerk.name!r} are is unknown; "
+            f"say it with {clerk.kind.capitalize()}(bind=engine)"
         ) from error
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import Dialect
@@ -15,49 +15,49 @@ from sqlalchemy.util import await_only
 from ..errors import NoTransactionError
 from . import mysql, sqlite3
 from .drive import drive, executions
-from .writer import Row, Rows, Step, Writer
+from .procedure import APART, Clerk, Rows, Step
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+What = TypeVar("What")
+T = TypeVar("T")
 
 _MYSQL_DRIVERS = ("pymysql", "mysqldb", "aiomysql", "asyncmy")
 
 
-def write(
-    connection: Connection, writer: Writer, rows: Sequence[Row], sleep: Callable[[float], object] = time.sleep
-) -> None:
+def run(connection: Connection, clerk: Clerk[What, T], what: What, sleep: Callable[[float], object] = time.sleep) -> T:
     refuse_autocommit(connection)
     known_by = place = None
     if not _translates_schemas(connection):
         known_by, place = connection.connection.driver_connection, connection.engine
-    drive(writer.procedure(rows, connection.dialect.name, known_by, place), partial(_run, connection), sleep)
+    return drive(clerk.procedure(what, connection.dialect.name, known_by, place), partial(_run, connection), sleep)
 
 
-async def write_async(connection: AsyncConnection, writer: Writer, rows: Sequence[Row]) -> None:
-    await connection.run_sync(write, writer, rows, _sleep_async)
+async def run_async(connection: AsyncConnection, clerk: Clerk[What, T], what: What) -> T:
+    return await connection.run_sync(run, clerk, what, sleep_async)
 
 
-def _sleep_async(seconds: float) -> None:
+def sleep_async(seconds: float) -> None:
     await_only(asyncio.sleep(seconds))
 
 
-def create(target: Connection | Engine, writer: Writer) -> None:
+def create(target: Connection | Engine, clerk: Clerk[Any, Any]) -> None:
     if isinstance(target, Engine):
         with target.begin() as connection:
-            create(connection, writer)
+            create(connection, clerk)
     else:
-        drive(writer.creation(target.dialect.name), partial(_run, target))
+        drive(clerk.creation(target.dialect.name), partial(_run, target))
 
 
-async def create_async(target: AsyncConnection | AsyncEngine, writer: Writer) -> None:
+async def create_async(target: AsyncConnection | AsyncEngine, clerk: Clerk[Any, Any]) -> None:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     if isinstance(target, AsyncEngine):
         async with target.begin() as connection:
-            await connection.run_sync(create, writer)
+            await connection.run_sync(create, clerk)
     else:
-        await target.run_sync(create, writer)
+        await target.run_sync(create, clerk)
 
 
 def refuse_autocommit(bind: Connection | Engine) -> None:
@@ -68,8 +68,8 @@ def refuse_autocommit(bind: Connection | Engine) -> None:
         level = getattr(bind.dialect, "_on_connect_isolation_level", None)
     if level == "AUTOCOMMIT" or (isinstance(bind, Connection) and _driver_autocommits(bind)):
         raise NoTransactionError(
-            f"this {type(bind).__name__} is in AUTOCOMMIT mode: the message would be committed apart from your data; "
-            "use a connection with a transactional isolation level"
+            f"this {type(bind).__name__} is in AUTOCOMMIT mode: {APART}; use a connection with a transactional "
+            "isolation level"
         )
 
 

@@ -5,25 +5,28 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.dialects.sqlite.pysqlite import dialect
 
 from ..errors import NoTransactionError
 from .drive import drive, sql_of
-from .writer import Row, Rows, Step, Writer
+from .procedure import APART, Clerk, Rows, Step
+
+What = TypeVar("What")
+T = TypeVar("T")
 
 DIALECT = dialect()
 
 
-def write(connection: sqlite3.Connection, writer: Writer, rows: Sequence[Row]) -> None:
+def run(connection: sqlite3.Connection, clerk: Clerk[What, T], what: What) -> T:
     if would_autocommit(connection):
         raise no_transaction()
-    drive(writer.procedure(rows, DIALECT.name), partial(_run, connection))
+    return drive(clerk.procedure(what, DIALECT.name), partial(_run, connection))
 
 
-def create(connection: sqlite3.Connection, writer: Writer) -> None:
-    drive(writer.creation(DIALECT.name), partial(_run, connection))
+def create(connection: sqlite3.Connection, clerk: Clerk[Any, Any]) -> None:
+    drive(clerk.creation(DIALECT.name), partial(_run, connection))
 
 
 def would_autocommit(connection: Any) -> bool:
@@ -39,8 +42,8 @@ def would_autocommit(connection: Any) -> bool:
 
 def no_transaction() -> NoTransactionError:
     return NoTransactionError(
-        "this SQLite connection autocommits and is in no transaction: the message would be committed apart from your "
-        "data; execute BEGIN IMMEDIATE first, or leave `isolation_level` and `autocommit` alone"
+        f"this SQLite connection autocommits and is in no transaction: {APART}; execute BEGIN IMMEDIATE first, or "
+        "leave `isolation_level` and `autocommit` alone"
     )
 
 

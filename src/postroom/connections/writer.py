@@ -1,7 +1,4 @@
-"""How messages are written, without doing it: a generator yields statements and is sent their rows.
-
-So that one procedure serves every connection, sync or async, a connection's file only has to run one statement.
-"""
+"""How messages are written: the procedure that every connection runs for `Outbox.add`."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.schema import ExecutableDDLElement
-from sqlalchemy.sql.base import Executable
 
 from ..clock import Clock
 from ..errors import TablesMissing
@@ -22,26 +17,12 @@ from ..message import Message
 from ..stores.pending import Sample
 from ..stores.schema import Tables
 from .bell import Memory
-from .dialects import Dialect, dialect_named
-from .fullness import Fullness, Limit, Pause
+from .dialects import Dialect, create_missing, dialect_named
+from .fullness import Fullness, Limit
+from .procedure import Pause, Procedure, Rows, Step, Values
 from .statements import Statements, in_pieces
 
 logger = logging.getLogger("postroom.outbox")
-
-Values = Mapping[str, Any]
-
-
-class Step(NamedTuple):
-    """One statement to execute: for each of the parameters, or once if there is only one set of them."""
-
-    statement: Executable | ExecutableDDLElement
-    parameters: Sequence[Values] = ()
-    returns: bool = False
-    """Whether the rows are wanted."""
-
-
-Rows = Sequence[tuple[Any, ...]]
-Procedure = Generator[Step | Pause, Rows, None]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -72,6 +53,8 @@ class Row:
 
 class Writer:
     """One outbox, as far as connections need to know it."""
+
+    kind = "outbox"
 
     def __init__(
         self,
@@ -122,10 +105,8 @@ class Writer:
 
     def procedure(
         self, rows: Sequence[Row], dialect_name: str, connection: object = None, place: object = None
-    ) -> Procedure:
+    ) -> Procedure[None]:
         """dedupe → counter → insert, so that an ignored duplicate uses no number.
-
-        `place` stands for the database, if it is not the connection that does.
 
         Nothing is asked before the first write, unless errors abort the transaction: on SQLite one that begins by
         reading cannot wait for another writer. Missing tables are there noticed by the error, which leaves the
@@ -150,17 +131,9 @@ class Writer:
         yield from self.creation(dialect_name)
         yield from self._write(rows, statements)
 
-    def creation(self, dialect_name: str) -> Procedure:
+    def creation(self, dialect_name: str) -> Procedure[None]:
         dialect = dialect_named(dialect_name)
-        if dialect.lock is not None:
-            yield Step(dialect.lock)
-        present: set[str] = set()
-        if dialect.present is not None:
-            found = yield Step(dialect.present(self.tables), returns=True)
-            present = {name.lower() for (name,) in found}
-        for statement in dialect.create(self.tables):
-            if getattr(statement.target, "name", "").lower() not in present:
-                yield Step(statement)
+        return create_missing(dialect, self.tables.hot, dialect.create(self.tables))
 
     # --- a full outbox
 
@@ -180,7 +153,7 @@ class Writer:
         if dialect.takes_turns:
             self._fullness.refuse_to_wait("SQLite has one writer at a time, and the relay would wait for us")
 
-    def _admit(self, statements: Statements, dialect: Dialect, place: object) -> Procedure:
+    def _admit(self, statements: Statements, dialect: Dialect, place: object) -> Procedure[None]:
         self._refuse_waiting_turns(dialect)
 
         def ask() -> Generator[Step, Rows, Sample | None]:
@@ -219,7 +192,7 @@ class Writer:
             self._statements[dialect_name] = statements
         return statements
 
-    def _write(self, rows: Sequence[Row], statements: Statements, rings: bool = False) -> Procedure:
+    def _write(self, rows: Sequence[Row], statements: Statements, rings: bool = False) -> Procedure[None]:
         rows = yield from self._claim_keys(rows, statements)
         if self.strict:
             yield from self._number(rows, statements)
@@ -255,7 +228,7 @@ class Writer:
         now = self.clock.now()
         return {"now": now, "until": now + timedelta(seconds=self.dedupe_window)}
 
-    def _number(self, rows: Sequence[Row], statements: Statements) -> Procedure:
+    def _number(self, rows: Sequence[Row], statements: Statements) -> Procedure[None]:
         """Dense numbers per topic and key. Taking them locks the counter, and so makes them follow commit order."""
         queues: dict[tuple[str, str], list[Row]] = {}
         for row in rows:

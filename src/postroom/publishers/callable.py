@@ -8,16 +8,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from concurrent.futures import Future
-from contextvars import copy_context
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from ..duration import spell
 from ..errors import ConfigurationError, DestinationUnavailable, NotAttempted
 from ..failures import describe
 from ..message import Message
 from ..ports import Batch, Features
+from ..wire.threads import Outcome, Threads
 
 Function = Callable[[Message], object]
 Error = BaseException | None
@@ -166,20 +165,13 @@ async def _error_of(function: Callable[..., Any], *arguments: object) -> Error:
 # ------------------------------------------------------------------------------------------------- sync functions
 
 
-class _Outcome(NamedTuple):
-    """What became of a call in a thread; a value, because a future cannot carry every exception (StopIteration)."""
-
-    result: object
-    error: Error
-
-
 class _CallsInThreads:
     """At most `concurrency` calls that are waited for, and as many that ran over their time."""
 
     def __init__(self, function: Function, concurrency: int) -> None:
         self._function = function
         self._concurrency = concurrency
-        self._threads = _Threads()
+        self._threads = Threads()
         self._late: set[Hashable] = set()
 
     async def call(self, message: Message) -> Error:
@@ -194,72 +186,19 @@ class _CallsInThreads:
 
     def close(self) -> None:
         self._threads.close()
-        self._threads = _Threads()
+        self._threads = Threads()
 
-    async def _outcome(self, message: Message) -> _Outcome:
-        future = self._threads.run(self._function, message)
+    async def _outcome(self, message: Message) -> Outcome:
+        future = self._threads.run(partial(self._function, message))
         try:
             return await asyncio.wrap_future(future)
         finally:
             if not future.cancel() and not future.done():
                 self._keep_out(lane_of(message), future)
 
-    def _keep_out(self, lane: Hashable, future: Future[_Outcome]) -> None:
+    def _keep_out(self, lane: Hashable, future: Future[Outcome]) -> None:
         self._late.add(lane)
         future.add_done_callback(lambda _: self._late.discard(lane))
-
-
-class _Threads:
-    """Threads that are started when none is idle, and are daemons: `ThreadPoolExecutor` would join a thread that hangs
-    when the interpreter exits."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = 0
-        self._closed = False
-
-    def run(self, function: Function, message: Message) -> Future[_Outcome]:
-        """Call the function in a thread; cancelling the future before that has begun prevents it."""
-        future: Future[_Outcome] = Future()
-        context = copy_context()
-        self._jobs.put(lambda: self._do(future, lambda: context.run(function, message)))
-        if not self._take_idle():
-            threading.Thread(target=self._serve, name="postroom-callable", daemon=True).start()
-        return future
-
-    def close(self) -> None:
-        """Let idle threads end now, and the others when they are done."""
-        self._closed = True
-        while self._take_idle():
-            self._jobs.put(None)
-
-    def _serve(self) -> None:
-        while job := self._jobs.get():
-            job()
-            if self._closed:
-                break
-
-    def _do(self, future: Future[_Outcome], call: Callable[[], object]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return self._add_idle()
-        try:
-            outcome = _Outcome(call(), None)
-        except BaseException as error:
-            outcome = _Outcome(None, error)
-        # Before the answer, which may bring the next job at once: it shall find this thread.
-        self._add_idle()
-        return future.set_result(outcome)
-
-    def _add_idle(self) -> None:
-        with self._lock:
-            self._idle += 1
-
-    def _take_idle(self) -> bool:
-        with self._lock:
-            taken = self._idle > 0
-            self._idle -= taken
-            return taken
 
 
 # ----------------------------------------------------------------------------------------------------------- lanes

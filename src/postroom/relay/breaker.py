@@ -145,3 +145,15 @@ class Breaker:
         self.allowance += 1
         if self.allowance > 4096:
             self.allowance = float("inf")
+
+
+class Unbreakable(Breaker):
+    """Of functions in this process: whatever goes wrong there is about the message at hand."""
+
+    def unavailable(
+        self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
+    ) -> bool:
+        return True
+
+    def refused(self, lane: Hashable, failure: Failure, error: str, now: float, random: Callable[[], float]) -> bool:
+        return False

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from .. import events
 from ..clock import Clock
 from ..errors import TablesMissing
-from ..message import SLOTS
+from ..message import SLOTS, TASKS_TOPIC
 from ..ports import Beat, Lease, Leases, Store
 from ..settings import Settings
 from .gates import Slot
+from .journal import Journal
 from .pause import soon
 from .pump import Pump
+
+GIVEN = 60.0
+"""Seconds for which a slot stays where it was handed to."""
 
 
 def fair_share(relays: Sequence[str], relay: str, slots: int = SLOTS) -> int:
@@ -26,8 +31,9 @@ def fair_share(relays: Sequence[str], relay: str, slots: int = SLOTS) -> int:
     return share + (ranked.index(relay) < rest)
 
 
-def is_free(lease: Lease) -> bool:
-    return lease.owner is None or lease.expires_in <= 0
+def is_free(lease: Lease, relay: str) -> bool:
+    """For this relay to take."""
+    return lease.expires_in <= 0 or (lease.owner is None and lease.kept_for in (None, relay))
 
 
 class LeaseKeeper:
@@ -41,10 +47,12 @@ class LeaseKeeper:
         relay: str,
         store: Store,
         pumps: Sequence[Pump],
+        journal: Journal,
         settings: Settings,
         clock: Clock,
         notice: Callable[[events.Event], None],
         answered: Callable[[], None],
+        tasks: frozenset[str] = frozenset(),
     ) -> None:
         """`answered` is called whenever the database has done what it was asked to."""
         self.woken = asyncio.Event()
@@ -55,6 +63,12 @@ class LeaseKeeper:
         self._relay = relay
         self._store = store
         self._pumps = pumps
+        self._journal = journal
+        self._tasks = tasks
+        self._promised: dict[int, str] = {}
+        """Slots that we leave, and the relay that each is for."""
+        self._given: dict[int, float] = {}
+        """Slots that others have handed to us, and until when they are not given back for the sake of a fair share."""
         self._settings = settings
         self._clock = clock
         self._notice = notice
@@ -84,6 +98,8 @@ class LeaseKeeper:
         if len(leases.slots) < SLOTS:
             count = len(leases.slots)
             raise TablesMissing(f"the outbox {self._name!r} has {count} of {SLOTS} leases; run 'postroom init'")
+        await self._journal.catch_up()
+        await self._hand_on_tasks()
         await self._give_back(leases)
         taken = await self._take(leases)
         for pump in self._pumps:
@@ -114,6 +130,7 @@ class LeaseKeeper:
         """Give everything back that nothing is flying for; the rest is left to expire. Nothing is taken any more."""
         self._is_closing = True
         async with self._turn:  # what is being taken just now must be given back, too
+            await self._journal.close()
             await self._release_all()
 
     async def _release_all(self) -> None:
@@ -136,7 +153,25 @@ class LeaseKeeper:
             marks={slot: mark for slot, mark in self._marks().items() if self._told.get(slot) != mark},
             in_flight=sum(pump.in_flight for pump in self._pumps),
             woken_by=self.woken_by,
+            tasks=self._tasks,
         )
+
+    def promise(self, slot: int, to: str) -> None:
+        """Hand a slot to another relay, once what is in flight there is settled."""
+        plan = self._pump_of(slot).plan
+        if slot in plan.slots and slot not in self._promised:
+            self._promised[slot] = to
+            plan.leave([slot])
+            self.woken.set()
+
+    async def _hand_on_tasks(self) -> None:
+        """A relay that runs no tasks leaves the slots that have some to relays that do."""
+        if self._tasks or self._settings.claim == "rows":
+            return
+        stranded = {slot for pump in self._pumps for slot in pump.plan.stranded(TASKS_TOPIC)}
+        others = await self._store.who_knows() if stranded else ()
+        for slot in sorted(stranded) if others else ():
+            self.promise(slot, random.choice(others))
 
     def _note_renewed(self, leases: Mapping[int, Lease], before: float) -> None:
         deadline = before + self._settings.lease_ttl - self._settings.lease_margin
@@ -152,9 +187,10 @@ class LeaseKeeper:
     async def _give_back(self, leases: Leases) -> None:
         """Release what has drained, and let slots drain of which we own too many."""
         owned = [slot for slot in self._slots() if not slot.leaving]
-        surplus = len(owned) - self._wanted(leases)
+        surplus, now = len(owned) - self._wanted(leases), self._clock.monotonic()
         # The slots with the least in memory are the quickest to hand over.
-        for slot in sorted(owned, key=lambda slot: slot.count)[: max(0, surplus)]:
+        movable = [slot for slot in owned if self._given.get(slot.number, 0.0) <= now]
+        for slot in sorted(movable, key=lambda slot: slot.count)[: max(0, surplus)]:
             self._pump_of(slot.number).plan.leave([slot.number])
         await self.release_left()
 
@@ -163,23 +199,31 @@ class LeaseKeeper:
         left = [number for pump in self._pumps for number in pump.plan.left()]
         if not left:
             return
+        await self._journal.catch_up()
         marks = self._marks()
         epochs = {slot.number: slot.epoch for slot in self._slots() if slot.number in left}
         for number in left:
             self._pump_of(number).plan.lose([number])
-        await self._store.release(self._relay, epochs, {number: marks[number] for number in left}, leave=False)
+        for number in [number for number in left if number in self._promised]:
+            to, ttl = self._promised.pop(number), self._settings.lease_ttl
+            await self._store.hand_over(self._relay, number, epochs.pop(number), marks[number], to, ttl)
+        await self._store.release(self._relay, epochs, {number: marks[number] for number in epochs}, leave=False)
         self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(left)))
 
     async def _take(self, leases: Leases) -> list[int]:
         owned = {slot.number for slot in self._slots()}
         missing = 0 if self._is_closing else self._wanted(leases) - len(owned)
         flying = self._flying()
-        free = [n for n, lease in sorted(leases.slots.items()) if is_free(lease) and n not in owned and n not in flying]
+        ours = {n: lease for n, lease in sorted(leases.slots.items()) if is_free(lease, self._relay)}
+        free = [n for n in ours if n not in owned and n not in flying]
+        given = [] if self._is_closing else [n for n in free if ours[n].kept_for == self._relay]
         self.incomplete = len(free) < missing
-        if missing <= 0 or not free:
+        chosen = [*given, *(n for n in free if n not in given)][: max(len(given), missing)]
+        if not chosen:
             return []
         before = self._clock.monotonic()
-        taken = await self._store.acquire(self._relay, free[:missing], self._settings.lease_ttl)
+        taken = await self._store.acquire(self._relay, chosen, self._settings.lease_ttl)
+        self._given.update(dict.fromkeys(given, before + GIVEN))
         await self._own(taken, before + self._settings.lease_ttl - self._settings.lease_margin)
         return list(taken)
 
@@ -190,6 +234,7 @@ class LeaseKeeper:
         now = self._clock.monotonic()
         for number, lease in taken.items():
             self._told[number] = lease.mark
+            self._journal.own(lease)
             self._pump_of(number).plan.own(
                 lease,
                 deadline,
@@ -204,7 +249,7 @@ class LeaseKeeper:
     def _wanted(self, leases: Leases) -> int:
         if self._settings.claim != "leader":
             return fair_share(leases.relays, self._relay)
-        others = any(not is_free(lease) and lease.owner != self._relay for lease in leases.slots.values())
+        others = any(not is_free(lease, self._relay) and lease.owner != self._relay for lease in leases.slots.values())
         return 0 if others else SLOTS
 
     def _is_unbalanced(self, taken: Sequence[int]) -> bool:

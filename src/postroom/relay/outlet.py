@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..message import Message
@@ -46,6 +47,27 @@ class Lane:
         """The slot went to another relay while this was flying: only deliveries still count."""
 
 
+class Room:
+    """How many calls to a destination may be under way at once, for all pumps of a relay together."""
+
+    def __init__(self, places: int) -> None:
+        self.free = places
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    def take(self) -> None:
+        self.free -= 1
+
+    def give_back(self) -> None:
+        self.free += 1
+        waiting, self._waiting = self._waiting, {}
+        for stir in waiting:
+            stir()
+
+    def tell(self, stir: Callable[[], None]) -> None:
+        """Call back, once, when a place is free."""
+        self._waiting[stir] = None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Outlet:
     """A destination as one pump sees it. The breaker is shared with the relay's other pumps."""
@@ -53,6 +75,7 @@ class Outlet:
     name: str
     features: Features
     breaker: Breaker
+    room: Room | None = None
     max_rate: float | None = None
     ready: deque[Lane] = field(default_factory=deque[Lane])
     in_memory: int = 0
@@ -84,6 +107,8 @@ class Outlet:
             return 0
         if breaker.state == "half-open":
             return 1 if self.unanswered == 0 else 0
+        if self.room is not None and self.room.free <= 0:
+            return 0
         room = min(batch_size, self.features.max_batch or batch_size)
         if self.calls >= 4 and self._is_busy_enough(batch_size, room):
             return 0
@@ -100,6 +125,8 @@ class Outlet:
     def sent(self, count: int) -> None:
         self.unanswered += count
         self.calls += 1
+        if self.room is not None:
+            self.room.take()
         if self.max_rate:
             self.tokens -= count
 

@@ -43,6 +43,11 @@ class Plan(Reading):
         """Slots that can be given back now."""
         return [slot.number for slot in self.slots.values() if slot.leaving and slot.count == 0]
 
+    def stranded(self, topic: str) -> set[int]:
+        """Slots with messages of a topic that goes nowhere from here."""
+        lanes = {lane.slot for lane in self._lanes.values() if lane.topic == topic and lane.outlet not in self._outlets}
+        return lanes | {slot.number for slot in self.slots.values() if topic in slot.closed_topics}
+
     def next_batch(self, outlet: Outlet, now: float) -> list[Message]:
         """Messages that may go to the outlet now, counted as in flight from here on. Empty if there are none."""
         room = outlet.may_send(now, self._settings.batch_size) if outlet.ready else 0

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import events
@@ -15,6 +15,7 @@ from ..errors import NoAnswer, NotAttempted
 from ..message import Message
 from ..ports import Publisher, Settlement, Store
 from ..settings import Settings
+from .journal import Journal
 from .outlet import Outlet
 from .plan import Plan
 
@@ -43,6 +44,8 @@ class Call:
         if message.position not in self.open:
             return  # answered before, or not ours: the first word counts
         self.open.remove(message.position)
+        if self.outlet.features.local:
+            self._pump.journal.end(message, was_tried=not isinstance(error, NotAttempted))
         now = self._pump.now()
         self._plan.answer(message, error, now)
         self._stirred.set()
@@ -55,16 +58,40 @@ class Call:
                 self.answer(message)
             return
         self.open.clear()
+        if self.outlet.features.local:
+            for message in self.messages:
+                self._pump.journal.end(message, was_tried=True)
         self._plan.delivered(self.outlet, self.messages, self._pump.now())
         self._stirred.set()
 
     def may_start(self) -> bool:
         return self._pump.may_start(self)
 
+    def crashes(self, message: Message) -> int:
+        return self._pump.journal.crashes(message)
+
+    async def starting(self, message: Message) -> bool:
+        return await self._pump.journal.start(message)
+
+    async def find_another(self, message: Message) -> None:
+        await self._pump.find_another(message)
+
+    @contextlib.contextmanager
+    def aside(self) -> Generator[None]:
+        room = self.outlet.room
+        if room is None:
+            yield
+            return
+        room.give_back()
+        try:
+            yield
+        finally:
+            room.take()
+
     def _extend(self, now: float) -> None:
         """An answer is progress: the time-out begins anew, though not for each of a whole batch at once."""
         self._extended = now
-        if self.limit is not None and not self.limit.expired():
+        if self.limit is not None and self.limit.when() is not None and not self.limit.expired():
             with contextlib.suppress(RuntimeError):  # the call is over already
                 self.limit.reschedule(asyncio.get_running_loop().time() + self.timeout + grace(self.timeout))
 
@@ -99,8 +126,12 @@ class Pump:
         clock: Clock,
         notice: Callable[[events.Event], None],
         tally: Tally,
+        journal: Journal,
+        find_another: Callable[[Message], Awaitable[None]],
     ) -> None:
         self.plan = plan
+        self.journal = journal
+        self.find_another = find_another
         self.stirred = asyncio.Event()
         self._name = name
         self._relay = relay
@@ -246,6 +277,8 @@ class Pump:
             while messages := self.plan.next_batch(outlet, self._clock.monotonic()):
                 self._start(outlet, messages)
                 started = True
+            if outlet.room is not None and outlet.ready:
+                outlet.room.tell(self.stir)
         return started
 
     # -------------------------------------------------------------------------------------------- publishing
@@ -259,8 +292,9 @@ class Pump:
     async def _publish(self, call: Call) -> None:
         started = self._clock.monotonic()
         publisher = self._publishers[call.outlet.name]
+        limit = None if call.outlet.features.local else call.timeout + grace(call.timeout)
         try:
-            async with asyncio.timeout(call.timeout + grace(call.timeout)) as call.limit:
+            async with asyncio.timeout(limit) as call.limit:
                 await publisher.publish(call)
             call.close(NoAnswer(f"{call.outlet.name} did not say what became of the message"))
         except asyncio.CancelledError as error:
@@ -285,8 +319,11 @@ class Pump:
         self.stir()
 
     def may_start(self, call: Call) -> bool:
-        """Whether a piece of this call, started now, would be over before any of its leases ends."""
-        ends = self._clock.monotonic() + call.timeout + grace(call.timeout)
+        """Whether a piece of this call, started now, would be over before any of its leases ends. What is done here may
+        take longer than any lease, and is ended when one is lost."""
+        ends = self._clock.monotonic()
+        if not call.outlet.features.local:
+            ends += call.timeout + grace(call.timeout)
         slots = [self.plan.slots.get(number) for number in call.slots]
         return all(slot is not None and ends <= slot.deadline and not slot.leaving for slot in slots)
 

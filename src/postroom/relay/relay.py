@@ -18,7 +18,7 @@ from ..duration import Duration, seconds
 from ..errors import ConfigurationError, MessageDead, RelayError, StoreError, StoreReplaced, StoreUnavailable
 from ..message import Message
 from ..outbox import Outbox
-from ..ports import Observer, Store
+from ..ports import Functions, Observer, Store
 from ..routing import Globs, Routes
 from ..settings import Settings
 from . import wiring
@@ -43,8 +43,9 @@ class Relay:
     """Delivers the messages of one outbox.
 
     `store` is a URL (`sqlite:///app.db`) or a `Store`. `publishers` is a URL, a `Publisher`, any callable that takes a
-    `Message`, or a mapping of topic globs to those; the first match wins. Everything else is a setting by its name, see
-    the reference. Nothing connects before the relay runs, so a relay may be made at import time and before a fork.
+    `Message`, or a mapping of topic globs to those; the first match wins. `tasks` are run by the relay itself.
+    Everything else is a setting by its name, see the reference. Nothing connects before the relay runs, so a relay may
+    be made at import time and before a fork.
 
     Publishers given as URLs or callables belong to the relay, which closes them when it stops; publisher objects belong
     to their maker.
@@ -53,9 +54,10 @@ class Relay:
     def __init__(
         self,
         store: str | Store,
-        publishers: Any,
+        publishers: Any = None,
         *,
         outbox: Outbox | None = None,
+        tasks: Functions | None = None,
         observers: Sequence[Observer] = (),
         unavailable: Sequence[type[BaseException]] = (),
         clock: Clock | None = None,
@@ -72,10 +74,11 @@ class Relay:
         if self.settings.claim == "rows":
             self.store.by_rows(self.id)  # a store that cannot do it says so now
         self._publishers: Routes[wiring.Target] = wiring.targets_for(
-            publishers, tuple(unavailable), self.settings.concurrency
+            publishers, tuple(unavailable), self.settings.concurrency, tasks
         )
         if outbox is not None:
             outbox.limit_payloads(wiring.payload_limits(self._publishers))
+        self._tasks = tasks
         self._clock: Clock = clock or SystemClock()
         self._observers = [LoggingObserver(), *observers]
         self._paused: set[str] = set()
@@ -211,6 +214,7 @@ class Relay:
             clock=self._clock,
             observers=self._observers,
             max_pending=self.outbox.max_pending,
+            tasks=frozenset(() if self._tasks is None else self._tasks.ids),
         )
         self._session = session
         unsubscribe = self.outbox.on_commit(session.ring)

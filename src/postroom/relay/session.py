@@ -14,16 +14,17 @@ from .. import events
 from ..clock import Clock
 from ..errors import PostroomError, StoreError, StoreReplaced, StoreUnavailable, TablesMissing
 from ..failures import describe
-from ..message import SLOTS
+from ..message import SLOTS, TASKS_TOPIC, Message
 from ..ports import Features, Observer, Publisher, Range, Store
 from ..routing import Globs, Routes
 from ..settings import Settings
-from .breaker import Breaker
+from .breaker import Breaker, Unbreakable
+from .journal import Journal
 from .leases import LeaseKeeper
 from .logs import log
 from .memory import BreakerChanged
 from .outcomes import Outcomes
-from .outlet import Outlet
+from .outlet import Outlet, Room
 from .pause import Pause
 from .plan import Plan
 from .pump import Pump, Tally, grace
@@ -53,6 +54,7 @@ class Session:
         clock: Clock,
         observers: Sequence[Observer],
         max_pending: int | None = None,
+        tasks: frozenset[str] = frozenset(),
     ) -> None:
         self.tally = Tally()
         self.pumps: list[Pump] = []
@@ -61,6 +63,7 @@ class Session:
         self._rows = store.by_rows(relay) if settings.claim == "rows" else None
         self._store = self._rows or store
         self._routes = publishers
+        self._tasks = tasks
         self._settings = settings
         self._clock = clock
         self._outcomes = Outcomes(self._store, settings.idle_interval)
@@ -86,18 +89,22 @@ class Session:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         await self._open_store(self._clock.monotonic() + patience, endured)
         self._publishers = {target.name: target.make() for target in self._targets()}
-        breakers = {name: self._breaker() for name in self._publishers}
+        breakers = {name: self._breaker(publisher.features) for name, publisher in self._publishers.items()}
+        rooms = {name: _room(publisher.features) for name, publisher in self._publishers.items()}
+        self._journal = Journal(self._store, self._relay, self._epochs)
         workers = min(self._settings.workers or self._store.workers, SLOTS)
-        self.pumps = [self._make_pump(breakers, workers) for _ in range(workers)]
+        self.pumps = [self._make_pump(breakers, rooms, workers) for _ in range(workers)]
         self._keeper = LeaseKeeper(
             name=self._name,
             relay=self._relay,
             store=self._store,
             pumps=self.pumps,
+            journal=self._journal,
             settings=self._settings,
             clock=self._clock,
             notice=self.notice,
             answered=self._up,
+            tasks=self._tasks,
         )
         for caution in self._settings.cautions():
             log.warning("%s: %s", self._name, caution)
@@ -129,16 +136,26 @@ class Session:
     def _targets(self) -> list[Target]:
         return list({target.name: target for target in self._routes.targets.values()}.values())
 
-    def _breaker(self) -> Breaker:
-        settings = self._settings
-        return Breaker(initial=settings.breaker_initial, cap=settings.breaker_cap, trip_after=settings.trip_after)
+    async def _find_another(self, message: Message) -> None:
+        """Hand the slot of a task that is unknown here to a relay that knows it."""
+        others = [relay for relay in await self._store.who_knows(message.type or "") if relay != self._relay]
+        if others and self._rows is None and not self._stopping.is_set():
+            self._keeper_or_fail().promise(message.slot, random.choice(others))
 
-    def _make_pump(self, breakers: dict[str, Breaker], workers: int) -> Pump:
+    def _epochs(self) -> dict[int, int]:
+        return {slot: epoch for pump in self.pumps for slot, epoch in pump.plan.epochs().items()}
+
+    def _breaker(self, features: Features) -> Breaker:
+        settings, kind = self._settings, Unbreakable if features.local else Breaker
+        return kind(initial=settings.breaker_initial, cap=settings.breaker_cap, trip_after=settings.trip_after)
+
+    def _make_pump(self, breakers: dict[str, Breaker], rooms: dict[str, Room | None], workers: int) -> Pump:
         outlets = {
             name: Outlet(
                 name=name,
                 features=self._publishers[name].features,
                 breaker=breaker,
+                room=rooms[name],
                 max_rate=None if self._settings.max_rate is None else self._settings.max_rate / workers,
             )
             for name, breaker in breakers.items()
@@ -147,12 +164,17 @@ class Session:
         said: set[str] = set()
 
         def route(topic: str) -> Outlet:
-            target = self._routes.target_for(topic)
+            if topic == TASKS_TOPIC:
+                target = self._routes.targets.get(topic)
+                lacking = "no tasks were given to this relay: those that are scheduled wait for one that has them"
+            else:
+                target = self._routes.target_for(topic)
+                lacking = f"no route matches the topic {topic!r}: its messages wait until one does"
             if target is not None:
                 return outlets[target.name]
             if topic not in said:
                 said.add(topic)
-                nowhere.breaker.error = f"no route matches the topic {topic!r}: its messages wait until one does"
+                nowhere.breaker.error = lacking
                 plan.changes.append(BreakerChanged(nowhere, "tripped"))
             return nowhere
 
@@ -175,6 +197,8 @@ class Session:
             clock=self._clock,
             notice=self.notice,
             tally=self.tally,
+            journal=self._journal,
+            find_another=self._find_another,
         )
 
     def _make_watch(self, keeper: LeaseKeeper) -> Watch:
@@ -454,6 +478,10 @@ class Session:
         if self._keeper is None:
             raise StoreUnavailable("the relay was stopped before the database answered")
         return self._keeper
+
+
+def _room(features: Features) -> Room | None:
+    return None if features.max_calls is None else Room(features.max_calls)
 
 
 def _never() -> Breaker:

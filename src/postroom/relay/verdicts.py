@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from ..errors import NotAttempted
+from ..errors import NotAttempted, Postponed
 from ..failures import describe, is_unavailable
 from ..message import Message
 from ..ports import Dead, Gate, Refund, Retry, Settled, Settlement
@@ -63,6 +63,8 @@ class Verdicts(Barriers):
     def call_ended(self, outlet: Outlet, now: float) -> None:
         """A publish call is over. A probe that came to nothing must not leave the breaker half-open for ever."""
         outlet.calls -= 1
+        if outlet.room is not None:
+            outlet.room.give_back()
         if outlet.breaker.state == "half-open" and outlet.unanswered == 0:
             outlet.breaker.probe_lost(now, self._settings.breaker_initial)
 
@@ -217,13 +219,22 @@ class Verdicts(Barriers):
     def _failed(self, lane: Lane, message: Message, error: BaseException, now: float) -> None:
         permanent = bool(getattr(error, "permanent", False))
         lane.outlet.in_memory -= 1
-        delay = None if permanent else self._settings.retry.delay(message.attempt, error, message.type, self._random)
+        delay = None if permanent else self._delay(message, error)
         if delay is None:
-            self._bury(message, "rejected" if permanent else "attempts", describe(error), may_hold=True, now=now)
+            reason = getattr(error, "reason", "rejected") if permanent else "attempts"
+            self._bury(message, reason, describe(error), may_hold=True, now=now)
             return
+        if isinstance(error, Postponed):
+            message.attempt -= 1
         self._settlement.retries.append(Retry(message, message.attempt, delay, describe(error)))
         if self.is_ordered(message):
             self._hold(message, "retry", now, now + delay)
+
+    def _delay(self, message: Message, error: BaseException) -> float | None:
+        chosen: float | None = getattr(error, "retry_in", None)
+        if chosen is not None:
+            return chosen
+        return self._settings.retry.delay(message.attempt, error, message.type, self._random)
 
     def _bury(self, message: Message, reason: str, error: str, *, may_hold: bool, now: float = 0.0) -> None:
         may_hold_key = may_hold and self.is_ordered(message)

@@ -13,7 +13,7 @@ from typing import Any, cast
 from .. import registry
 from ..errors import ConfigurationError
 from ..outbox import Outbox
-from ..ports import Publisher, Store
+from ..ports import Functions, Publisher, Store
 from ..redact import redact
 from ..routing import Routes
 
@@ -44,13 +44,20 @@ def store_for(store: str | Store, outbox: Outbox) -> Store:
     return kind(store, name=outbox.name, prefix=outbox.tables.prefix, schema=outbox.schema)
 
 
-def targets_for(publishers: Any, unavailable: tuple[type[BaseException], ...], concurrency: int) -> Routes[Target]:
+def targets_for(
+    publishers: Any, unavailable: tuple[type[BaseException], ...], concurrency: int, tasks: Functions | None = None
+) -> Routes[Target]:
     """Each distinct URL or object becomes one destination, however many globs lead to it."""
     given = cast("Mapping[str, Any]", publishers) if isinstance(publishers, Mapping) else {"*": publishers}
-    if not given:
-        raise ConfigurationError("a relay needs a publisher, or routes such as {'orders.*': 'stdout:'}")
-    made: dict[object, Target] = {}
     routes: dict[str, Target] = {}
+    if tasks is not None:
+        routes[tasks.topic] = Target("tasks", lambda: tasks.publisher(concurrency=concurrency), True)
+        given = {} if publishers is None else given
+    if not (given or routes) or (publishers is None and tasks is None):
+        raise ConfigurationError(
+            "a relay needs a publisher, or routes such as {'orders.*': 'stdout:'}, or tasks to run"
+        )
+    made: dict[object, Target] = {**routes}
     for glob, publisher in given.items():
         identity = publisher if isinstance(publisher, str) else id(publisher)
         if identity not in made:

@@ -40,6 +40,7 @@ from ..ports import (
     Wakeup,
 )
 from . import checkup, memory_leases, memory_read, memory_settle, memory_tend
+from .memory_inbox import Recollection
 from .memory_tables import Tables
 from .memory_writes import MemoryTransaction, Write, commit
 
@@ -106,11 +107,13 @@ class MemoryStore:
         except BaseException:
             transaction.finish()
             raise
-        self._commit(transaction.finish())
+        self._commit(transaction.finish(), transaction.inbox)
 
-    def _commit(self, writes: Sequence[Write]) -> None:
-        if writes:
-            self._perform_and_ring(commit, writes)
+    def _commit(self, writes: Sequence[Write], inbox: Recollection) -> None:
+        with self._lock:
+            inbox.keep()
+            if writes:
+                self._perform_and_ring(commit, writes)
 
     def by_rows(self, relay: str) -> RowStore:
         raise ConfigurationError(
@@ -151,6 +154,17 @@ class MemoryStore:
 
     async def release(self, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], leave: bool) -> None:
         self._perform(memory_leases.release, relay, epochs, marks, leave)
+
+    async def hand_over(self, relay: str, slot: int, epoch: int, mark: int, to: str, ttl: float) -> bool:
+        return self._perform(memory_leases.hand_over, relay, slot, epoch, mark, to, ttl)
+
+    async def who_knows(self, task: str | None = None) -> list[str]:
+        return self._perform(memory_leases.who_knows, task)
+
+    async def write_notes(
+        self, relay: str, epochs: Mapping[int, int], notes: Mapping[int, str | None]
+    ) -> frozenset[int]:
+        return self._perform(memory_leases.write_notes, relay, epochs, notes)
 
     # --- the flow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from ..ports import Beat, Lease, Leases
@@ -30,10 +31,12 @@ def acquire(tables: Tables, relay: str, slots: Sequence[int], ttl: float) -> Map
     taken: dict[int, Lease] = {}
     for slot in slots:
         lease = tables.leases[slot]
-        if lease.expires_at is None or lease.expires_at <= now:
+        is_kept = lease.owner is None and lease.kept_for in (None, relay)
+        if lease.expires_at is None or lease.expires_at <= now or is_kept:
             tables.last_epoch += 1
             lease.owner, lease.epoch, lease.expires_at = relay, tables.last_epoch, now + timedelta(seconds=ttl)
-            taken[slot] = _read_lease(tables, slot)
+            lease.kept_for = None
+            taken[slot] = replace(_read_lease(tables, slot), notes=lease.notes)
     return taken
 
 
@@ -42,6 +45,31 @@ def release(tables: Tables, relay: str, epochs: Mapping[int, int], marks: Mappin
         lease.owner = lease.expires_at = None
     if leave:
         tables.relays.pop(relay, None)
+
+
+def hand_over(tables: Tables, relay: str, slot: int, epoch: int, mark: int, to: str, ttl: float) -> bool:
+    for lease in _still_ours(tables, relay, {slot: epoch}, {slot: mark}):
+        lease.owner, lease.kept_for = None, to
+        lease.expires_at = tables.now() + timedelta(seconds=ttl)
+        return True
+    return False
+
+
+def who_knows(tables: Tables, task: str | None) -> list[str]:
+    known = {name: row.beat.tasks for name, row in sorted(tables.relays.items()) if row.until > tables.now()}
+    return [name for name, tasks in known.items() if (task in tasks if task is not None else tasks)]
+
+
+def write_notes(
+    tables: Tables, relay: str, epochs: Mapping[int, int], notes: Mapping[int, str | None]
+) -> frozenset[int]:
+    refused = set(notes)
+    for slot, text in notes.items():
+        lease = tables.leases[slot]
+        if (lease.owner, lease.epoch) == (relay, epochs.get(slot)):
+            lease.notes = text
+            refused.remove(slot)
+    return frozenset(refused)
 
 
 def _still_ours(tables: Tables, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int]) -> Iterator[LeaseRow]:
@@ -55,7 +83,14 @@ def _still_ours(tables: Tables, relay: str, epochs: Mapping[int, int], marks: Ma
 def _read_lease(tables: Tables, slot: int) -> Lease:
     lease = tables.leases[slot]
     expires_in = (lease.expires_at - tables.now()).total_seconds() if lease.expires_at else 0.0
-    return Lease(slot=slot, owner=lease.owner, epoch=lease.epoch, expires_in=expires_in, mark=lease.mark)
+    return Lease(
+        slot=slot,
+        owner=lease.owner,
+        epoch=lease.epoch,
+        expires_in=expires_in,
+        mark=lease.mark,
+        kept_for=lease.kept_for,
+    )
 
 
 # --- breakers: whose turn it is to probe, and good news

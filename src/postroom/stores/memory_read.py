@@ -100,6 +100,7 @@ def status(tables: Tables, outbox: str) -> Status:
         slots_owned=sum(lease.expires_at is not None and lease.expires_at > now for lease in tables.leases.values()),
         breakers=[_read_breaker(name, tables.breakers[name]) for name in sorted(tables.breakers)],
         meta=Meta(1, 1, tables.claim),
+        reasons=Counter(entry.reason or "" for entry in _entries(tables) if entry.state == "dead"),
     )
 
 

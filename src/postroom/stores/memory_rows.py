@@ -107,6 +107,8 @@ class LeaseRow:
     epoch: int = 0
     expires_at: datetime | None = None
     mark: int = 0
+    notes: str | None = None
+    kept_for: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from ..clock import Clock
 from ..message import SLOTS, Message
@@ -41,6 +42,7 @@ class Tables:
 
         self.dedupe: dict[str, datetime] = {}
         self.counters: dict[tuple[str, str], tuple[int, int]] = {}
+        self.inbox: dict[tuple[str, ...], Any] = {}
         self.holds: dict[Gate, HoldRow] = {}
         self.leases = {slot: LeaseRow() for slot in range(SLOTS)}
         self.relays: dict[str, RelayRow] = {}

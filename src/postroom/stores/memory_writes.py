@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from ..errors import NoTransactionError
 from ..message import Message, slot_of
 from . import memory_read
+from .memory_inbox import Recollection
 from .memory_rows import Row
 from .memory_tables import Tables
 from .pending import Sample
@@ -60,6 +61,7 @@ class MemoryTransaction:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._ledger = Ledger.over(tables).layer()
+        self.inbox = Recollection(tables.inbox, tables.now)
         self._writes: list[Write] = []
         self._over = False
 
@@ -94,11 +96,12 @@ class MemoryTransaction:
 
     @contextmanager
     def savepoint(self) -> Generator[None]:
-        """What is added within is gone if the block raises."""
+        """What is added or remembered within is gone if the block raises."""
         outer, kept = self._ledger, len(self._writes)
         self._ledger = outer.layer()
         try:
-            yield
+            with self.inbox.savepoint():
+                yield
         except BaseException:
             del self._writes[kept:]
             raise
@@ -110,6 +113,7 @@ class MemoryTransaction:
 
     def finish(self) -> list[Write]:
         self._over = True
+        self.inbox.finish()
         return self._writes
 
 

@@ -25,6 +25,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from ..ports import Beat, Lease, Leases
 from .schema import Moment, Tables, db_now
+from .sql_leases import text_of
 
 
 def renewal(tables: Tables, clocked: bool) -> CompoundSelect[*tuple[Any, ...]]:
@@ -40,8 +41,10 @@ def renewal(tables: Tables, clocked: bool) -> CompoundSelect[*tuple[Any, ...]]:
     is_ours = leases.c.slot.in_(select(renewed.c.slot))
     left = cast(extract("epoch", leases.c.expires_at - now), Float)
     return union_all(
-        select(leases.c.slot, leases.c.owner, leases.c.epoch, left, leases.c.mark, is_ours),
-        select(_none(SmallInteger), relays.c.id, *(_none(kind) for kind in (BigInteger, Float, BigInteger)), null())
+        select(leases.c.slot, leases.c.owner, leases.c.epoch, left, leases.c.mark, leases.c.kept_for, is_ours),
+        select(
+            _none(SmallInteger), relays.c.id, *(_none(kind) for kind in (BigInteger, Float, BigInteger)), null(), null()
+        )
         .where(relays.c.until > now)
         .add_cte(registered),
     )
@@ -53,7 +56,7 @@ def _none(kind: Any) -> ColumnElement[Any]:
 
 def _register(tables: Tables, now: ColumnElement[Any], until: ColumnElement[Any]) -> Any:
     relays = tables.relays
-    names = ("host", "pid", "in_flight", "woken_by")
+    names = ("host", "pid", "in_flight", "woken_by", "tasks")
     values = {name: bindparam(name, type_=relays.c[name].type) for name in names}
     row = insert(relays).values(id=bindparam("relay"), started_at=now, seen_at=now, until=until, **values)
     changed = {name: row.excluded[name] for name in (*names, "seen_at", "until")}
@@ -93,6 +96,7 @@ def values_of(beat: Beat) -> dict[str, Any]:
         "pid": beat.pid,
         "in_flight": beat.in_flight,
         "woken_by": beat.woken_by,
+        "tasks": text_of(beat.tasks),
         "ttl": beat.ttl,
         "slots": slots,
         "epochs": list(beat.epochs.values()),
@@ -105,7 +109,16 @@ def read_renewal(beat: Beat, rows: Sequence[Sequence[Any]]) -> Leases:
     return Leases(relays=sorted({beat.relay, *(row[1] for row in rows if row[0] is None)}), slots=slots)
 
 
-def _lease(beat: Beat, slot: int, owner: str | None, epoch: int, left: float | None, mark: int, ours: bool) -> Lease:
+def _lease(
+    beat: Beat,
+    slot: int,
+    owner: str | None,
+    epoch: int,
+    left: float | None,
+    mark: int,
+    kept_for: str | None,
+    ours: bool,
+) -> Lease:
     if ours:
         return Lease(slot=slot, owner=beat.relay, epoch=epoch, expires_in=beat.ttl, mark=beat.marks.get(slot, mark))
-    return Lease(slot=slot, owner=owner, epoch=epoch, expires_in=left or 0.0, mark=mark)
+    return Lease(slot=slot, owner=owner, epoch=epoch, expires_in=left or 0.0, mark=mark, kept_for=kept_for)

@@ -66,6 +66,15 @@ class RowClaims:
         self._forget(epochs)
         await self._store.give_back_claims(self._relay, sorted(epochs), leave)
 
+    async def hand_over(self, relay: str, slot: int, epoch: int, mark: int, to: str, ttl: float) -> bool:
+        return False  # it is everybody's already
+
+    async def write_notes(
+        self, relay: str, epochs: Mapping[int, int], notes: Mapping[int, str | None]
+    ) -> frozenset[int]:
+        """Everybody owns every slot, and no owner has a successor."""
+        return frozenset()
+
     def _lease(self, slot: int, epoch: int | None) -> Lease:
         if epoch is None:
             return Lease(slot=slot, owner=None, epoch=0, expires_in=0.0, mark=0)

@@ -409,6 +409,8 @@ def define_tables(
             Column("epoch", BigInteger, nullable=False),
             Column("expires_at", Moment),
             Column("mark", BigInteger, nullable=False, server_default="0"),
+            Column("notes", _long_text()),
+            Column("kept_for", Name(64)),
             **_rewritten(),
         ),
         relays=table(
@@ -421,6 +423,7 @@ def define_tables(
             Column("until", Moment, nullable=False),
             Column("in_flight", Integer, nullable=False),
             Column("woken_by", String(32), nullable=False),
+            Column("tasks", _long_text()),
             **_rewritten(),
         ),
         breakers=table(

@@ -155,6 +155,24 @@ class SqlStore(Store):
         async with self._opened().begin() as connection:
             yield connection
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection of the store, in a transaction."""
+        with self._errors_translated():
+            async with self._begin(True) as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def transaction_apart(self, *, create: bool) -> AsyncGenerator[AsyncConnection]:
+        """The same of a store that is not open, for tables that are not the outbox's: that has none here, perhaps.
+        `create`: a database that is a file need not be there."""
+        await self._connect(create)
+        try:
+            async with self.transaction() as connection:
+                yield connection
+        finally:
+            await self._disconnect()
+
     def _transaction(self, connection: Connection) -> Transaction:
         return Transaction(connection, self.tables, self.dialect, self._clock)
 
@@ -210,6 +228,17 @@ class SqlStore(Store):
 
     async def release(self, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], leave: bool) -> None:
         await self._write(sql_leases.release, relay, epochs, marks, leave)
+
+    async def hand_over(self, relay: str, slot: int, epoch: int, mark: int, to: str, ttl: float) -> bool:
+        return await self._write(sql_leases.hand_over, relay, slot, epoch, mark, to, ttl)
+
+    async def who_knows(self, task: str | None = None) -> list[str]:
+        return await self._read(sql_leases.who_knows, task)
+
+    async def write_notes(
+        self, relay: str, epochs: Mapping[int, int], notes: Mapping[int, str | None]
+    ) -> frozenset[int]:
+        return await self._write(sql_leases.write_notes, relay, epochs, notes)
 
     # --- the flow
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,20 +35,22 @@ def renew(transaction: Transaction, beat: Beat) -> Leases:
 
 
 def acquire(transaction: Transaction, relay: str, slots: Sequence[int], ttl: float) -> Mapping[int, Lease]:
-    free = [row for row in lock_leases(transaction, slots) if _is_free(transaction, row)]
+    free = [row for row in lock_leases(transaction, slots) if _is_free(transaction, row, relay)]
     if not free:
         return {}
     first = next_epochs(transaction, len(free))
     until = transaction.after(ttl)
     taken = {
-        row.slot: Lease(slot=row.slot, owner=relay, epoch=first + number, expires_in=ttl, mark=row.mark)
+        row.slot: Lease(
+            slot=row.slot, owner=relay, epoch=first + number, expires_in=ttl, mark=row.mark, notes=row.notes
+        )
         for number, row in enumerate(free)
     }
     leases = transaction.tables.leases
     transaction.run(
         update(leases)
         .where(leases.c.slot == bindparam("the_slot", type_=SmallInteger))
-        .values(owner=relay, epoch=bindparam("new_epoch", type_=BigInteger), expires_at=until),
+        .values(owner=relay, epoch=bindparam("new_epoch", type_=BigInteger), expires_at=until, kept_for=None),
         [{"the_slot": slot, "new_epoch": lease.epoch} for slot, lease in taken.items()],
     )
     return taken
@@ -60,6 +63,43 @@ def release(
     if leave:
         relays = transaction.tables.relays
         transaction.run(delete(relays).where(relays.c.id == relay))
+
+
+def hand_over(transaction: Transaction, relay: str, slot: int, epoch: int, mark: int, to: str, ttl: float) -> bool:
+    leases = transaction.tables.leases
+    ours = update(leases).where(leases.c.slot == slot, leases.c.owner == relay, leases.c.epoch == epoch)
+    kept = {"owner": None, "expires_at": transaction.after(ttl), "kept_for": to, "mark": mark}
+    return transaction.changed(ours.values(kept)) == 1
+
+
+def who_knows(transaction: Transaction, task: str | None) -> list[str]:
+    relays = transaction.tables.relays
+    alive = select(relays.c.id, relays.c.tasks).where(relays.c.until > transaction.now).order_by(relays.c.id)
+    known = {row.id: json.loads(row.tasks or "[]") for row in transaction.rows(alive)}
+    return [relay for relay, tasks in known.items() if (task in tasks if task is not None else tasks)]
+
+
+def text_of(tasks: frozenset[str]) -> str | None:
+    return json.dumps(sorted(tasks)) if tasks else None
+
+
+def write_notes(
+    transaction: Transaction, relay: str, epochs: Mapping[int, int], notes: Mapping[int, str | None]
+) -> frozenset[int]:
+    leases = transaction.tables.leases
+    ours = {
+        row.slot
+        for row in lock_leases(transaction, sorted(notes))
+        if (row.owner, row.epoch) == (relay, epochs.get(row.slot))
+    }
+    if ours:
+        transaction.run(
+            update(leases)
+            .where(leases.c.slot == bindparam("the_slot", type_=SmallInteger))
+            .values(notes=bindparam("text", type_=leases.c.notes.type)),
+            [{"the_slot": slot, "text": notes[slot]} for slot in sorted(ours)],
+        )
+    return frozenset(notes.keys() - ours)
 
 
 def lock_leases(transaction: Transaction, slots: Sequence[int]) -> Sequence[Any]:
@@ -84,6 +124,7 @@ def register(transaction: Transaction, beat: Beat) -> None:
         "until": transaction.after(beat.ttl),
         "in_flight": beat.in_flight,
         "woken_by": beat.woken_by,
+        "tasks": text_of(beat.tasks),
     }
     if not transaction.changed(update(relays).where(relays.c.id == beat.relay).values(values)):
         transaction.run(insert(relays).values(id=beat.relay, started_at=transaction.now, **values))
@@ -109,8 +150,10 @@ def _ours(transaction: Transaction, relay: str, epochs: Sequence[int]) -> Update
     return update(leases).where(leases.c.owner == relay, transaction.among(leases.c.epoch, epochs))
 
 
-def _is_free(transaction: Transaction, row: Any) -> bool:
-    return row.owner is None or row.expires_at is None or row.expires_at <= transaction.now
+def _is_free(transaction: Transaction, row: Any, relay: str) -> bool:
+    if row.expires_at is None or row.expires_at <= transaction.now:
+        return True
+    return row.owner is None and row.kept_for in (None, relay)
 
 
 def next_epochs(transaction: Transaction, count: int) -> int:
@@ -124,7 +167,9 @@ def next_epochs(transaction: Transaction, count: int) -> int:
 
 def _read_lease(transaction: Transaction, row: Any) -> Lease:
     expires_in = transaction.seconds_until(row.expires_at) if row.expires_at else 0.0
-    return Lease(slot=row.slot, owner=row.owner, epoch=row.epoch, expires_in=expires_in, mark=row.mark)
+    return Lease(
+        slot=row.slot, owner=row.owner, epoch=row.epoch, expires_in=expires_in, mark=row.mark, kept_for=row.kept_for
+    )
 
 
 # --- breakers: whose turn it is to probe, and good news

@@ -125,6 +125,7 @@ def status(transaction: Transaction, outbox: str) -> Status:
         slots_owned=_count(transaction, tables.leases, tables.leases.c.expires_at > transaction.now),
         breakers=[_read_breaker(row) for row in transaction.rows(_select_breakers(transaction))],
         meta=read_meta(transaction),
+        reasons=_count_reasons(transaction),
     )
 
 
@@ -170,6 +171,11 @@ def _count_states(transaction: Transaction) -> Mapping[str, int]:
     archived = select(some.c.outcome, func.count()).group_by(some.c.outcome)
     kept = {row[0]: row[1] for row in transaction.rows(archived)}
     return dict.fromkeys(get_args(State), 0) | counts | kept
+
+
+def _count_reasons(transaction: Transaction) -> Mapping[str, int]:
+    dead = transaction.tables.dead
+    return {row[0]: row[1] for row in transaction.rows(select(dead.c.reason, func.count()).group_by(dead.c.reason))}
 
 
 def _count_heads(transaction: Transaction) -> int:

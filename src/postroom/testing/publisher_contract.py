@@ -77,6 +77,8 @@ def _ids(messages: Iterable[Message | Received]) -> set[str]:
 class _PublisherTest:
     """The hooks, and how the suite hands messages over and looks at what arrived."""
 
+    pytestmark = pytest.mark.asyncio
+
     topic = "orders"
     unicode_headers = True
     """False if the destination's headers are ASCII."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 from ..errors import ConfigurationError
-from ..message import NOTHING_HEADER, Message
+from ..message import NOTHING_HEADER, TOMBSTONE_HEADER, Message
 
 Format = Literal["postroom", "cloudevents", "structured"]
 """`postroom`: the payload as it is, and headers of ours. `cloudevents`: the payload as it is, and the attributes of a
@@ -67,6 +67,9 @@ class Envelope:
         if message.sequence is not None:
             attributes["sequence"] = str(message.sequence)
             attributes["postroomgeneration"] = str(message.generation)
+            attributes["postroomtopic"] = message.topic
+            if TOMBSTONE_HEADER in message.headers:
+                attributes["postroomtombstone"] = "1"
         if message.replays:
             attributes["postroomreplay"] = str(message.replays)
         return attributes | {name: message.headers[name] for name in TRACE if name in message.headers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from ...ports import (
     Store,
@@ -55,6 +56,36 @@ class LeaseContract(StoreFixtures):
         assert await store.acquire("relay-2", [3], 15) == {}
         clock.advance(1)
         assert sorted(await store.acquire("relay-2", [3], 15)) == [3]
+
+    async def test_the_next_owner_finds_the_notes_of_the_last(self, store: Store, clock: FakeClock) -> None:
+        first = epochs_of(await store.acquire("relay-1", [3, 4], 15))
+        long = "lön" * 40_000
+        assert await store.write_notes("relay-1", first, {3: "three", 4: long}) == frozenset()
+        clock.advance(15)
+        taken = await store.acquire("relay-2", [3, 4, 5], 15)
+        assert [taken[slot].notes for slot in (3, 4, 5)] == ["three", long, None]
+        assert await store.write_notes("relay-2", epochs_of(taken), {3: None}) == frozenset()
+        clock.advance(15)
+        taken = await store.acquire("relay-3", [3, 4], 15)
+        assert [taken[slot].notes for slot in (3, 4)] == [None, long]
+
+    async def test_notes_are_the_owners_alone(self, store: Store, clock: FakeClock) -> None:
+        old = epochs_of(await store.acquire("relay-1", [3], 15))
+        clock.advance(15)
+        new = epochs_of(await store.acquire("relay-2", [3, 4], 15))
+        assert await store.write_notes("relay-1", {**old, 4: new[4]}, {3: "old", 4: "old", 5: "old"}) == {3, 4, 5}
+        assert await store.write_notes("relay-2", new, {3: "new", 5: "new"}) == {5}
+        assert await store.write_notes("relay-2", {3: old[3]}, {3: "old"}) == {3}
+        clock.advance(15)
+        taken = await store.acquire("relay-3", [3, 4, 5], 15)
+        assert [taken[slot].notes for slot in (3, 4, 5)] == ["new", None, None]
+
+    async def test_notes_stay_when_a_slot_is_given_back(self, store: Store) -> None:
+        epochs = epochs_of(await store.acquire("relay-1", [3, 4], 15))
+        await store.write_notes("relay-1", epochs, {3: "a", 4: "b"})
+        await store.release("relay-1", epochs, {3: 7}, leave=False)
+        taken = await store.acquire("relay-2", [3, 4], 15)
+        assert [(lease.notes, lease.mark) for lease in taken.values()] == [("a", 7), ("b", 0)]
 
     async def test_each_ownership_has_an_epoch_above_all_before_it(self, store: Store, clock: FakeClock) -> None:
         highest = 0
@@ -180,3 +211,40 @@ class LeaseContract(StoreFixtures):
         await store.renew(beat("relay-1", {}))
         await store.release("relay-1", {}, {}, leave=False)
         assert sorted((await store.renew(beat("relay-2", {}))).relays) == ["relay-1", "relay-2"]
+
+    async def test_a_slot_that_is_handed_over_is_kept_for_the_other_for_a_while(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        epochs = epochs_of(await store.acquire("relay-1", [3, 4], 15))
+        assert await store.hand_over("relay-1", 3, epochs[3], 7, "relay-2", 10)
+        assert await store.hand_over("relay-1", 4, epochs[4], 8, "relay-2", 10)
+        leases = (await store.renew(beat("relay-3", {}))).slots
+        assert (leases[3].owner, leases[3].kept_for, close(leases[3].expires_in, 10)) == (None, "relay-2", True)
+        assert await store.acquire("relay-1", [3, 4], 15) == {}
+        assert await store.acquire("relay-3", [3, 4], 15) == {}
+        taken = await store.acquire("relay-2", [3], 15)
+        assert (taken[3].owner, taken[3].mark, taken[3].epoch > epochs[3]) == ("relay-2", 7, True)
+        assert (await store.renew(beat("relay-3", {}))).slots[3].kept_for is None
+        clock.advance(10)
+        assert sorted(await store.acquire("relay-3", [3, 4], 15)) == [4]
+
+    async def test_only_the_owner_can_hand_a_slot_over(self, store: Store, clock: FakeClock) -> None:
+        old = epochs_of(await store.acquire("relay-1", [3], 15))
+        clock.advance(15)
+        new = epochs_of(await store.acquire("relay-2", [3], 15))
+        assert not await store.hand_over("relay-1", 3, old[3], 7, "relay-3", 10)
+        assert not await store.hand_over("relay-1", 3, new[3], 7, "relay-3", 10)
+        assert (await store.renew(beat("relay-2", new))).slots[3].owner == "relay-2"
+
+    async def test_relays_say_which_tasks_they_know(self, store: Store, clock: FakeClock) -> None:
+        await store.renew(replace(beat("relay-1", {}), tasks=frozenset({"mail", "bill"}), ttl=15))
+        await store.renew(replace(beat("relay-2", {}), tasks=frozenset({"mail", "lün"}), ttl=30))
+        await store.renew(replace(beat("relay-3", {}), ttl=30))
+        assert await store.who_knows("mail") == ["relay-1", "relay-2"]
+        assert await store.who_knows("lün") == ["relay-2"]
+        assert await store.who_knows("mai") == []
+        assert await store.who_knows() == ["relay-1", "relay-2"]
+        clock.advance(20)
+        assert await store.who_knows() == ["relay-2"]
+        await store.renew(replace(beat("relay-2", {}), ttl=30))
+        assert await store.who_knows() == []

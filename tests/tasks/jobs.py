@@ -1,0 +1,59 @@
+"""Tasks that run in processes of their own: another process finds them here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from postroom import Outbox, TaskContext, Tasks
+
+outbox = Outbox()
+tasks = Tasks(outbox, executor="process")
+
+
+def say(path: str, what: object) -> None:
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(f"{what}\n")
+
+
+@tasks.task("pid")
+def pid(payload: str, context: TaskContext) -> None:
+    say(payload, f"{os.getpid()} {context.attempt} {context.message_id}")
+
+
+@tasks.task("pid.async")
+async def pid_async(payload: str) -> None:
+    await asyncio.sleep(0)
+    say(payload, os.getpid())
+
+
+@tasks.task("stuck", timeout="500ms")
+def stuck(payload: str) -> None:
+    say(payload, "begins")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    time.sleep(60)
+    say(payload, "ends")
+
+
+@tasks.task("dies")
+def dies(payload: int) -> None:
+    os._exit(payload)
+
+
+class Unpicklable(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+@tasks.task("fails")
+def fails(payload: str) -> None:
+    raise Unpicklable("not", payload)
+
+
+@tasks.task("hangs")
+def hangs(payload: str) -> None:
+    say(payload, os.getpid())
+    time.sleep(60)
