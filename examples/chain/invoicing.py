@@ -49,7 +49,7 @@ def consume(consumer: Consumer, idle: float) -> None:
     """Until nothing has come for so many seconds."""
     for message in records(consumer, idle):
         write_invoice(kafka.received(message))
-        consumer.commit(message, asynchronous=False)
+        consumer.commit(message=message, asynchronous=False)
 
 
 def records(consumer: Consumer, idle: float) -> Iterator[Message]:
@@ -88,4 +88,4 @@ def main(database: str, brokers: str, destination: str, topic: str = "orders", i
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(sys.argv[1], sys.argv[2], sys.argv[3])

@@ -118,6 +118,9 @@ def _read(notes: str | None) -> tuple[Counts, Counts]:
     """Notes that cannot be read are none: they are no reason to deliver nothing."""
     try:
         found: Any = json.loads(notes or "{}")
-        return dict(found.get("running", {})), dict(found.get("suspects", {}))
+        running, suspects = (
+            {str(id): int(crashes) for id, crashes in found.get(name, {}).items()} for name in ("running", "suspects")
+        )
     except (ValueError, TypeError, AttributeError):
         return {}, {}
+    return running, suspects

@@ -21,8 +21,9 @@ import pytest
 from sqlalchemy import Engine, Table, delete, inspect, select
 
 from ..errors import NoTransactionError, TablesMissing, UnsupportedConnection
-from ..message import IDEMPOTENCY_HEADER, Message, slot_of
+from ..message import IDEMPOTENCY_HEADER, TASKS_TOPIC, Message, slot_of
 from ..outbox import Outbox
+from ..tasks import Task, Tasks
 from .clock import FakeClock
 
 REMEDY = r"postroom_absent_outbox.*postroom init.*create_tables"
@@ -45,6 +46,10 @@ LOOKALIKES = ["a", "A", "a ", " a", "ä", "a\N{COMBINING DIAERESIS}", "\N{FULLWI
 
 class Undo(Exception):
     """Raised by a test within a transaction or savepoint, to have it rolled back."""
+
+
+def _nothing(payload: Any) -> None:
+    """A task."""
 
 
 class ConnectionContract(ABC):
@@ -108,6 +113,11 @@ class ConnectionContract(ABC):
             return await outbox.add_many_async(connection, messages)
         return outbox.add_many(connection, messages)
 
+    async def schedule(self, task: Task[..., Any], connection: Any, *args: Any, **options: Any) -> Message:
+        if self.is_async:
+            return await task.schedule_async(connection, *args, **options)
+        return task.schedule(connection, *args, **options)
+
     async def commit(self, outbox: Outbox, *args: Any, **options: Any) -> Message:
         """Add in a transaction of its own."""
         async with self.transaction() as connection:
@@ -136,6 +146,21 @@ class ConnectionContract(ABC):
                 await self.add(outbox, connection, "orders", b"undone")
                 raise Undo
         assert await self.payloads(outbox) == [b"before"]
+
+    async def test_a_task_is_scheduled_like_a_message(self) -> None:
+        outbox = Outbox()
+        task: Task[..., Any] = Tasks(outbox).task("send_email")(_nothing)
+        async with self.transaction() as connection:
+            for number in range(2):
+                await self.schedule(task, connection, {"n": number}, key="k", idempotency_key=f"once-{number}")
+            await self.schedule(task, connection, {"n": 2}, idempotency_key="once-0")
+        with pytest.raises(Undo):
+            async with self.transaction() as connection:
+                await self.schedule(task, connection, {"n": 3})
+                raise Undo
+        found = await self.written(outbox)
+        assert [message.payload for message in found] == [b'{"n":0}', b'{"n":1}']
+        assert {(message.topic, message.type, message.key) for message in found} == {(TASKS_TOPIC, "send_email", "k")}
 
     async def test_a_rolled_back_savepoint_takes_its_messages_along_and_a_released_one_keeps_them(self) -> None:
         outbox = Outbox()
