@@ -669,3 +669,20 @@ async def test_dead_tasks_are_listed_by_their_id(workshop: Workshop) -> None:
     await workshop.drain()
     [entry] = await workshop.store.entries(Query(type="mail.*"))
     assert entry.state == "dead"
+
+
+async def test_many_more_than_a_batch_may_run_at_once(workshop: Workshop) -> None:
+    everybody, here = asyncio.Event(), 0
+
+    @workshop.tasks.task("t")
+    async def meet(payload: Any) -> None:
+        nonlocal here
+        here += 1
+        if here == 300:
+            everybody.set()
+        await everybody.wait()
+
+    for _ in range(300):
+        workshop.schedule(meet)
+    async with asyncio.timeout(30):
+        assert (await workshop.drain(concurrency=300, batch_size=20)).delivered == 300

@@ -235,6 +235,7 @@ class LeaseKeeper:
         for number, lease in taken.items():
             self._told[number] = lease.mark
             self._journal.own(lease)
+            self._promised.pop(number, None)
             self._pump_of(number).plan.own(
                 lease,
                 deadline,

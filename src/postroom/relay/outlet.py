@@ -107,12 +107,13 @@ class Outlet:
             return 0
         if breaker.state == "half-open":
             return 1 if self.unanswered == 0 else 0
-        if self.room is not None and self.room.free <= 0:
-            return 0
         room = min(batch_size, self.features.max_batch or batch_size)
-        if self.calls >= 4 and self._is_busy_enough(batch_size, room):
+        if self.room is not None:
+            room = room if self.room.free > 0 else 0
+        elif self.calls >= 4 and self._is_busy_enough(batch_size, room):
             return 0
-        room = min(room, 2 * batch_size - self.flying_lanes)
+        else:
+            room = min(room, 2 * batch_size - self.flying_lanes)
         if breaker.allowance < batch_size:
             room = min(room, int(breaker.allowance) - self.unanswered)
         return room if self.max_rate is None else min(room, self._allowed_by_rate(now, self.max_rate))
