@@ -542,8 +542,9 @@ class Store(StoreReader, Protocol):
         ...
 
     async def acquire(self, relay: str, slots: Sequence[int], ttl: float) -> Mapping[int, Lease]:
-        """Take those of the slots that have no owner and are kept for nobody else, or whose lease has expired, with a new epoch from one counter that never
-        goes back, and say which. Two relays that ask at once never both get a slot."""
+        """Take those of the slots that have no owner and are kept for nobody else, or whose lease has expired, with a
+        new epoch from one counter that never goes back, and say which. Two relays that ask at once never both get a
+        slot."""
         ...
 
     async def release(self, relay: str, epochs: Mapping[int, int], marks: Mapping[int, int], leave: bool) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import aio_pika
+import aiomqtt
 import confluent_kafka
 import nats
 import pika
@@ -17,22 +19,25 @@ import pytest
 from redis.asyncio import Redis
 
 from postroom import Message, Received
-from postroom.consumers import http, kafka, rabbitmq, redis
+from postroom.consumers import http, kafka, mqtt, rabbitmq, redis, sqs
 from postroom.consumers import nats as from_nats
 from postroom.message import NOTHING_HEADER, TOMBSTONE_HEADER
 from postroom.publishers.amqp import AmqpPublisher
 from postroom.publishers.http import HttpPublisher
 from postroom.publishers.kafka import KafkaPublisher
+from postroom.publishers.mqtt import MqttPublisher
 from postroom.publishers.nats import NatsPublisher
 from postroom.publishers.redis import RedisPublisher
+from postroom.publishers.sns import SnsPublisher
+from postroom.publishers.sqs import SqsPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
+from tests.brokers.aws_reader import Aws, url_of
 from tests.brokers.http_server import HttpServer
 from tests.brokers.nats_reader import make_stream
 from tests.brokers.test_kafka import create, records, servers
 from tests.conftest import server_url
 
 FORMATS = ["postroom", "cloudevents", "structured"]
-Read = Callable[[str, str, int], Awaitable[list[Received]]]
 
 
 def messages(topic: str) -> list[Message]:
@@ -178,4 +183,36 @@ async def test_web_hooks(server: HttpServer, format: str) -> None:
     sent = messages("orders")
     await publish(HttpPublisher(f"{server.address}#allow_private=true&format={format}"), sent)
     found = [http.received_from(request.headers, request.body, topic="orders") for request in server.requests]
+    check(sent, found)
+
+
+@pytest.mark.parametrize("service", ["sqs", "sns"])
+@pytest.mark.parametrize("format", FORMATS)
+async def test_sqs(service: str, format: str) -> None:
+    address, topic = server_url("moto"), new_topic()
+    aws = Aws(address)
+    sent = messages(topic)
+    if service == "sqs":
+        aws.make_queue(topic)
+        await publish(SqsPublisher(url_of("sqs", address, format=format)), sent)
+    else:
+        aws.make_topic(topic)
+        await publish(SnsPublisher(url_of("sns", address, format=format)), sent)
+    found = {came.id: came for came in (sqs.received(message, topic=topic) for message in aws.take(topic))}
+    aws.close()
+    check(sent, [found[message.id] for message in sent])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_mqtt(format: str) -> None:
+    address, topic = server_url("mosquitto"), new_topic()
+    parts = urlsplit(address)
+    sent, found = messages(topic), list[Received]()
+    async with aiomqtt.Client(parts.hostname or "", parts.port or 1883, protocol=aiomqtt.ProtocolVersion.V5) as client:
+        await client.subscribe(topic, qos=1)
+        await publish(MqttPublisher(address, format=format), sent)
+        async for message in client.messages:
+            found.append(mqtt.received(message))
+            if len(found) == len(sent):
+                break
     check(sent, found)

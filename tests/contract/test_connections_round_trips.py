@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -20,8 +20,10 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from postroom.inbox import Inbox
 from postroom.message import Message
 from postroom.outbox import Outbox
+from postroom.testing.inbox_contract import numbered
 
 from ..conftest import Database
 
@@ -138,6 +140,39 @@ async def test_a_thousand_messages_to_postgresql(empty_database: Database, conne
             proxy.asked = 0
             await add_many(outbox, connection, batch(kind))
             assert proxy.asked < 20
+
+
+@pytest.mark.parametrize("connect", [with_psycopg, with_async_psycopg, with_asyncpg])
+async def test_an_inbox_on_postgresql_asks_once_for_a_message_and_twice_in_a_strict_stream(
+    empty_database: Database, connect: Any
+) -> None:
+    inbox = Inbox()
+    with counting_proxy(empty_database("postgresql-15")) as (proxy, url):
+        async with connect(url) as connection:
+            inbox_of = asking(inbox, connection)
+            await inbox_of("create_tables")
+        async with connect(url) as connection:
+            inbox_of = asking(inbox, connection)
+            for number in (1, 2):  # at first it looks for the tables, and a driver for what types mean
+                await inbox_of("first_time", f"{number}")
+                await inbox_of("in_turn", numbered(number))
+            proxy.asked = 0
+            assert await inbox_of("first_time", "3")
+            assert not await inbox_of("first_time", "3")
+            assert proxy.asked == 2
+            assert await inbox_of("in_turn", numbered(3))
+            assert proxy.asked == 4
+            assert not await inbox_of("in_turn", numbered(3))
+            assert proxy.asked == 5
+
+
+def asking(inbox: Inbox, connection: Any) -> Callable[..., Any]:
+    async def ask(verb: str, *arguments: Any) -> Any:
+        if isinstance(connection, psycopg.Connection):
+            return getattr(inbox, verb)(connection, *arguments)
+        return await getattr(inbox, f"{verb}_async")(connection, *arguments)
+
+    return ask
 
 
 async def add_many(outbox: Outbox, connection: Any, messages: list[Message]) -> None:

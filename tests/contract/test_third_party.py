@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from lines_publisher import LinesPublisher
 from snapshot_store import SnapshotStore
 
@@ -139,7 +140,7 @@ class TestSnapshotStore(StoreContract):
             shelf.take(message.position)
         store._save()
 
-    @pytest.fixture
+    @pytest_asyncio.fixture
     async def store(self, clock: FakeClock) -> AsyncIterator[Store]:
         """After each test of the suite, what the file says is what the store said."""
         store = SnapshotStore(self.url, clock=clock)

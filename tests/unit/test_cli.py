@@ -328,8 +328,8 @@ def test_the_status_is_told_to_people(shop: dict[str, Message]):
 def test_the_status_is_told_to_programs(shop: dict[str, Message]):
     document = read("status")
     assert document.keys() == {
-        "outbox", "store", "counts", "reasons", "oldest_pending_seconds", "holds", "parked", "relays", "slots_owned", "slots",
-        "breakers", "schema_version", "min_compatible", "claim", "warnings",
+        "outbox", "store", "counts", "reasons", "oldest_pending_seconds", "holds", "parked", "relays", "slots_owned",
+        "slots", "breakers", "schema_version", "min_compatible", "claim", "warnings",
     }  # fmt: skip
     assert (document["store"], document["claim"], document["slots"]) == (STORE, "slots", 64)
     assert (document["counts"]["dead"], document["reasons"]) == (1, {"rejected": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,12 @@ from aiokafka import ConsumerRecord
 from cloudevents.core.v1.event import CloudEvent
 from cloudevents.v1.http import CloudEvent as OldCloudEvent
 from nats.aio.msg import Msg
+from paho.mqtt.client import MQTTMessage
 from pika import BasicProperties
 from pika.spec import Basic
 
-from postroom.consumers import cloudevents, http, kafka, nats, rabbitmq, redis
+from postroom import InvalidMessage
+from postroom.consumers import cloudevents, http, kafka, mqtt, nats, rabbitmq, redis, sqs
 from postroom.wire.http_headers import carried_headers
 
 HEADERS = {"postroom-id": "1", "postroom-key": "ü", "tenant": "Müller & Söhne 100%"}
@@ -95,6 +98,34 @@ def test_nats() -> None:
     found = nats.received(message)
     assert (found.id, found.topic, found.payload) == ("1", "orders", b"{}")
     assert found.headers == {"tenant": "Müller & Söhne 100%"}
+
+
+def test_sqs() -> None:
+    attributes = {name: {"DataType": "String", "StringValue": value} for name, value in HEADERS.items()}
+    found = sqs.received({"Body": "hello", "MessageAttributes": attributes}, topic="orders")
+    assert (found.id, found.topic, found.payload) == ("1", "orders", b"hello")
+    assert found.headers == {"tenant": "Müller & Söhne 100%"}
+    rest = {"postroom-headers": {"StringValue": json.dumps(HEADERS)}, "postroom-body": {"StringValue": "base64"}}
+    assert sqs.received({"Body": "AP8=", "MessageAttributes": rest}).payload == b"\x00\xff"
+    assert sqs.received({"Body": "AP8=", "MessageAttributes": rest}).headers == found.headers
+
+
+def test_sqs_of_sns_and_of_lambda() -> None:
+    told = {name: {"Type": "String", "Value": value} for name, value in HEADERS.items()}
+    notification = {"Type": "Notification", "TopicArn": "arn", "Message": "hello", "MessageAttributes": told}
+    found = sqs.received({"Body": json.dumps(notification)})
+    assert (found.id, found.payload) == ("1", b"hello")
+    attributes = {name: {"dataType": "String", "stringValue": value} for name, value in HEADERS.items()}
+    assert sqs.received({"body": "hello", "messageAttributes": attributes}) == found
+    for body in ("no json", "[]", "{}"):
+        with pytest.raises(InvalidMessage):
+            sqs.received({"Body": body})
+
+
+def test_mqtt_without_properties_is_nobodys_message() -> None:
+    message = MQTTMessage(topic=b"orders")
+    with pytest.raises(InvalidMessage):
+        mqtt.received(message)
 
 
 class Request:

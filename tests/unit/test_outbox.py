@@ -22,9 +22,9 @@ from sqlalchemy.pool import StaticPool
 from postroom.connections.dialects import dialect_named
 from postroom.connections.drive import executions
 from postroom.connections.mysql import flavour
+from postroom.connections.procedure import Step
 from postroom.connections.sqlite3 import would_autocommit
 from postroom.connections.statements import Statements
-from postroom.connections.writer import Step
 from postroom.errors import (
     ConfigurationError,
     InvalidMessage,

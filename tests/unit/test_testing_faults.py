@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from postroom import ConfigurationError, Message, MessageRejected, NotAttempted, Outbox, Relay, StoreUnavailable
-from postroom.ports import Batch, Features, Range, Store
+from postroom.ports import Batch, Features, Fetched, Range, Store
 from postroom.stores.memory import MemoryStore
 from postroom.stores.sqlite import SqliteStore
 from postroom.testing import Faults, survive, survive_async
@@ -177,6 +177,24 @@ async def test_after_a_crash_nothing_of_that_life_reaches_anybody() -> None:
     assert await faults.store(store).fetch([Range(0, 0, 1)])
 
 
+async def test_an_answer_of_the_database_that_comes_after_the_crash_is_not_heard() -> None:
+    answered = asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def fetch(self, ranges: Sequence[Range], limit: int | None = None) -> Fetched:
+            await answered.wait()
+            return await super().fetch(ranges, limit)
+
+    faults = Faults(seed=1, most=0)
+    life, asking = faults.life, asyncio.ensure_future(faults.store(Slow()).fetch([Range(0, 0, 1)]))
+    await asyncio.sleep(0)
+    with pytest.raises(Crashed):
+        life.crash()
+    answered.set()
+    with pytest.raises(Crashed):
+        await asking
+
+
 async def test_a_lost_lease_is_really_somebody_elses() -> None:
     store, publisher, faults = fill(1), Honest(), only("lease_lost")
     owners: set[str | None] = set()
@@ -256,6 +274,14 @@ def test_a_publisher_that_loses_is_found_out(kind: type[Honest]) -> None:
 
 def lost_by(publisher: Honest, seed: int) -> Sequence[str]:
     return survive(fill(), publisher, received=publisher.received, seed=seed).lost
+
+
+@pytest.mark.parametrize("kind", [AnswersFirst, ConfirmsFirst])
+def test_it_is_found_out_however_long_the_database_takes_to_settle(kind: type[Honest], tmp_path: Path) -> None:
+    url, publisher = f"sqlite:///{tmp_path}/app.db", kind()
+    asyncio.run(write(url))
+    faults = Faults(seed=1, kinds=["crash_after_answer"], rate=1.0, most=1)
+    assert survive(url, publisher, received=publisher.received, faults=faults).lost
 
 
 def test_a_publisher_that_answers_first_loses_nothing_without_faults() -> None:

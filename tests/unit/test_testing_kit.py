@@ -17,9 +17,10 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from postroom import ConfigurationError, Message, MessageRejected, Never, Outbox
+from postroom import ConfigurationError, Message, MessageRejected, Never, Outbox, StoreUnavailable, Tasks
 from postroom.stores.memory import MemoryStore
 from postroom.testing import FakeClock, PostroomKit, RecordedMessage, TravelClock
+from postroom.testing.kit import Witness
 from tests.contract.connection_kinds import leave_transactions_to_sqlalchemy
 
 
@@ -144,6 +145,34 @@ def test_an_outage_costs_no_attempt_and_ends_when_told(kit: PostroomKit) -> None
     assert kit.published()[0].attempt == 1
 
 
+def test_tasks_run_in_a_drain_and_count_as_added() -> None:
+    outbox, ran = Outbox(), list[str]()
+    tasks = Tasks(outbox)
+
+    @tasks.task("remind")
+    def remind(payload: str) -> None:
+        ran.append(payload)
+
+    with PostroomKit(outbox, tasks=tasks) as kit:
+        with kit.transaction() as transaction:
+            remind.schedule(transaction, "now")
+            remind.schedule(transaction, "later", delay="1h")
+        for expected in (["now"], ["now", "later"]):
+            assert kit.drain().delivered == 1
+            assert ran == expected
+            assert len(kit.assert_added(count=2)) == 2
+            kit.travel("1h")
+        assert kit.published() == []
+
+
+def test_observers_hear_of_everything() -> None:
+    witness = Witness()
+    with PostroomKit(observers=[witness]) as kit:
+        added = add(kit)
+        kit.drain()
+    assert [message.id for message in witness.messages] == [added.id]
+
+
 def test_settings_are_the_relays() -> None:
     with PostroomKit(retry=Never()) as kit:
         add(kit)
@@ -217,6 +246,23 @@ def test_a_store_whose_clock_is_given_can_travel() -> None:
     with PostroomKit(store=MemoryStore(clock=clock), clock=clock) as kit:
         add(kit, delay="1m")
         kit.travel("1m")
+        assert kit.drain().delivered == 1
+
+
+class Racing(FakeClock):
+    """A machine so slow that a minute passes whenever somebody asks for the time."""
+
+    def now(self) -> datetime:
+        self.advance(60)
+        return super().now()
+
+
+def test_time_stands_still_during_a_drain() -> None:
+    with PostroomKit(clock=TravelClock(Racing())) as kit:
+        add(kit, delay="30m")
+        add(kit)
+        assert kit.drain().delivered == 1
+        kit.travel("30m")
         assert kit.drain().delivered == 1
 
 
@@ -399,6 +445,18 @@ def test_a_database_server(server: str, driver: str, empty_database: Any) -> Non
         kit.travel("5m")
         assert kit.drain().delivered == 1
         kit.assert_added(payload={"id": 1}, count=1)
+    engine.dispose()
+
+
+def test_a_transaction_that_is_still_open_is_named_as_the_likely_reason(tmp_path: Path) -> None:
+    engine, outbox = create_engine(f"sqlite:///{tmp_path}/app.db"), Outbox()
+    outbox.create_tables(engine)
+    with PostroomKit(outbox, engine) as kit, engine.begin() as connection:
+        connection.execute(outbox.tables.meta.delete())
+        for look in (kit.assert_added, kit.drain):
+            with pytest.raises(StoreUnavailable, match="locked") as failure:
+                look()
+            assert "transaction of the test still open" in failure.value.__notes__[0]
     engine.dispose()
 
 

@@ -59,5 +59,5 @@ if "pytest" in sys.modules:
     import pytest
 
     # So that a failing contract shows both sides of its assertion in the adapter author's tests too.
-    for suite in ("store_contract", "publisher_contract", "connection_contract"):
+    for suite in ("store_contract", "publisher_contract", "connection_contract", "inbox_contract"):
         pytest.register_assert_rewrite(f"{__name__}.{suite}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -13,9 +13,11 @@ from sqlalchemy.orm import Session
 
 from ..clock import Clock, SystemClock
 from ..duration import Duration, seconds, spell
-from ..errors import ConfigurationError, SerializationError, TablesMissing
+from ..errors import ConfigurationError, SerializationError, StoreUnavailable, TablesMissing
+from ..events import Delivered, Event
+from ..message import Message
 from ..outbox import Outbox
-from ..ports import Entry, Query, Store
+from ..ports import Entry, Observer, Query, Store
 from ..relay import Relay, Report
 from ..serialize import encode
 from ..stores.memory import MemoryStore, MemoryTransaction
@@ -39,11 +41,22 @@ class Added(NamedTuple):
     message: RecordedMessage
 
 
+class Witness:
+    """An observer that keeps what was delivered, wherever it went: tasks are delivered to nobody but themselves."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def notice(self, event: Event) -> None:
+        if isinstance(event, Delivered):
+            self.messages += event.messages
+
+
 class PostroomKit:
     """One outbox under test: nothing is delivered until `drain`, and then into a list.
 
     `outbox` is the application's own; `store` says where it is: an engine, a URL or a `Store`. Without them both are
-    made, in memory. Everything else is a setting of the relay by its name, such as `retry="1s, 5s"`.
+    made, in memory. Everything else is for the relay: settings by name, such as `retry="1s, 5s"`, observers, tasks.
 
     Until `close`, or the end of a `with` block, the outbox and the relay use the kit's clock, which `travel` moves. It
     is the system's, but stands still during a `drain`. A `Store` keeps its own time: give the `FakeClock` or
@@ -56,16 +69,24 @@ class PostroomKit:
         store: Place = "memory:",
         *,
         clock: FakeClock | TravelClock | None = None,
+        observers: Sequence[Observer] = (),
         **settings: Any,
     ) -> None:
         self.outbox = outbox or Outbox()
         self.clock = clock or _clock_of(self.outbox) or (None if has_own_time(store) else TravelClock())
         used: Clock = self.clock or SystemClock()
         self.store: Store = store_at(store, self.outbox, used)
-        self.recorder = Recorder()
+        self.recorder, self._witness = Recorder(), Witness()
         with ExitStack() as stack:
             stack.enter_context(_lent(self.outbox, self.clock))
-            self.relay = Relay(self.store, self.recorder, outbox=self.outbox, clock=used, **settings)
+            self.relay = Relay(
+                self.store,
+                self.recorder,
+                outbox=self.outbox,
+                observers=[self._witness, *observers],
+                clock=used,
+                **settings,
+            )
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -95,11 +116,25 @@ class PostroomKit:
     async def drain_async(self, *, timeout: Duration = "30s") -> Report:
         """`drain` on the running loop. `TimeoutError` if it comes to no end, as when another relay has the slots."""
         limit, began = seconds(timeout, name="timeout"), time.monotonic()
-        with self._standing_still():
-            report = await self.relay.drain(timeout=limit)
+        async with self._opened(create_tables=self.relay.settings.create_tables):
+            with self._standing_still():
+                report = await self.relay.drain(timeout=limit)
         if time.monotonic() - began >= limit:
             raise TimeoutError(f"the drain did not end within {spell(limit)}: does another relay deliver this outbox?")
         return report
+
+    @asynccontextmanager
+    async def _opened(self, *, create_tables: bool) -> AsyncGenerator[None]:
+        """A database that does not answer is an error at once: no test should wait for one."""
+        try:
+            await self.store.open(create_tables=create_tables)
+        except StoreUnavailable as error:
+            error.add_note("Is a transaction of the test still open? Commit it, or roll it back, first.")
+            raise
+        try:
+            yield
+        finally:
+            await self.store.close()
 
     def _standing_still(self) -> AbstractContextManager[None]:
         return self.clock.standing_still() if isinstance(self.clock, TravelClock) else nullcontext()
@@ -193,19 +228,17 @@ class PostroomKit:
         return [Added(state, RecordedMessage.of(message)) for state, message in found]
 
     async def _added(self) -> list[Added]:
-        delivered = {message.id: Added("delivered", message) for message in self.recorder.messages}
+        messages = (*self.recorder.messages, *map(RecordedMessage.of, self._witness.messages))
+        delivered = {message.id: Added("delivered", message) for message in messages}
         rest = [Added(entry.state, RecordedMessage.of(entry.message)) for entry in await self._entries()]
         return [*delivered.values(), *(each for each in rest if each.message.id not in delivered)]
 
     async def _entries(self) -> list[Entry]:
         try:
-            await self.store.open(create_tables=False)
+            async with self._opened(create_tables=False):
+                return await self.store.entries(Query(limit=MOST))
         except TablesMissing:
             return []
-        try:
-            return await self.store.entries(Query(limit=MOST))
-        finally:
-            await self.store.close()
 
     def _says(self, message: RecordedMessage, payload: Any) -> bool:
         if payload is _ANY:

@@ -90,28 +90,18 @@ def received(
     given = dict(_text_pair(name, value) for name, value in _pairs(headers))
     found = {name.lower(): value for name, value in given.items()}
     content_type = found.get(CONTENT_TYPE, content_type)
+    attributes = {name[3:]: value for name, value in found.items() if name.startswith(PREFIXES)}
     if _is_structured(content_type) and payload:
-        attributes, payload = _open(payload)
-        content_type = attributes.get("datacontenttype")
-    else:
-        attributes = _prefixed(found)
-        content_type = attributes.get("datacontenttype", content_type)
+        (attributes, payload), content_type = _open(payload), None
     facts = {**{_ATTRIBUTES[name]: value for name, value in attributes.items() if name in _ATTRIBUTES}, **found}
-    if not facts.get(ID_HEADER):
-        raise InvalidMessage(
-            "the message has neither a header postroom-id nor the id of a CloudEvent, so it cannot be told from "
-            "others; if it is not from Postroom, make a Received(id=…) of it yourself"
-        )
-    if NOTHING_HEADER in found and not payload:
-        payload = None
     return Received(
-        id=facts[ID_HEADER],
+        id=_id(facts),
         topic=facts.get(TOPIC_HEADER, topic),
-        payload=payload,
+        payload=None if NOTHING_HEADER in found and not payload else payload,
         key=facts.get(KEY_HEADER, key),
         type=facts.get(TYPE_HEADER),
         headers={name: value for name, value in given.items() if not _has_field(name.lower())},
-        content_type=content_type,
+        content_type=attributes.get("datacontenttype", content_type),
         sequence=_number(facts.get(SEQUENCE_HEADER)),
         generation=_number(facts.get(GENERATION_HEADER)),
         epoch=_number(facts.get(EPOCH_HEADER)) or 0,
@@ -142,8 +132,13 @@ def _has_field(name: str) -> bool:
     return name in _FIELDS or name.startswith(PREFIXES)
 
 
-def _prefixed(found: Mapping[str, str]) -> dict[str, str]:
-    return {name[3:]: value for name, value in found.items() if name.startswith(PREFIXES)}
+def _id(facts: Mapping[str, str]) -> str:
+    if not facts.get(ID_HEADER):
+        raise InvalidMessage(
+            "the message has neither a header postroom-id nor the id of a CloudEvent, so it cannot be told from "
+            "others; if it is not from Postroom, make a Received(id=…) of it yourself"
+        )
+    return facts[ID_HEADER]
 
 
 def _number(text: str | None) -> int | None:

@@ -85,6 +85,9 @@ class Freezer:
         if moment == self._moment and self.count >= FREEZE_AFTER and self.may_freeze():
             self.freeze()
 
+    def draw(self, call: str) -> None:
+        """Nothing else happens."""
+
     def may_freeze(self) -> bool:
         return not self._open_transactions
 
@@ -161,8 +164,8 @@ def main(orders: Orders, errors: str) -> None:
 async def run(orders: Orders) -> None:
     from postroom import Outbox, Relay
     from postroom.relay.wiring import store_for
-    from postroom.testing.faults import FaultyStore
+    from postroom.testing.faults import FaultyStore, Life
 
     freezer = Freezer(orders.freeze_at)
-    store = FaultyStore(store_for(orders.url, Outbox()), cast("Any", freezer))
+    store = FaultyStore(store_for(orders.url, Outbox()), cast("Any", freezer), Life())
     await Relay(cast("Any", store), Recorder(orders, freezer), **orders.settings).run(handle_signals=True)
