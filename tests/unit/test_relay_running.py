@@ -331,6 +331,24 @@ async def test_a_drain_waits_for_a_database_that_is_busy_and_sends_nothing_twice
     assert (report.delivered, report.pending, publisher.count) == (50, 0, 50)
 
 
+async def test_a_drain_waits_for_a_database_that_goes_away_while_it_waits_for_others(shop: Shop) -> None:
+    class Flaky(MemoryStore):
+        asked = 0
+
+        async def fetch(self, ranges: Any, limit: int | None = None) -> Any:
+            if limit is None:  # whether others have something
+                self.asked += 1
+                if self.asked < 3:
+                    raise StoreUnavailable("gone")
+            return await super().fetch(ranges, limit)
+
+    shop.store = Flaky()
+    sent = shop.add(key="k")
+    await shop.store.acquire("dead", [sent.slot], 0.5)
+    assert (await shop.relay(lease_ttl="1s").drain()).delivered == 1
+    assert shop.store.asked >= 3
+
+
 async def test_an_application_may_block_the_loop_that_the_relay_runs_on(tmp_path: Path) -> None:
     """The relay never holds the database's lock while it waits for the loop, so nobody waits for himself."""
     outbox, publisher = Outbox(), MemoryPublisher()

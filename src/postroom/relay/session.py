@@ -268,8 +268,11 @@ class Session:
         try:
             while not self._stopping.is_set():
                 await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
-                if self._clock.monotonic() >= give_up or not await self._others_have_rows():
-                    return
+                try:
+                    if self._clock.monotonic() >= give_up or not await self._others_have_rows():
+                        return
+                except StoreUnavailable as error:
+                    await self._wait_for_store(error, pause, give_up)
                 await self._sleep(min(0.1, self._settings.lease_ttl / 10))
                 keeper.woken.set()
                 await asyncio.sleep(0)
