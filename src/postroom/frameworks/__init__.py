@@ -1,0 +1,1 @@
+"""For applications that are written with a framework: one file each."""
