@@ -27,6 +27,7 @@ from .message import (
     IDEMPOTENCY_HEADER,
     LONGEST_NAME,
     NOTHING_HEADER,
+    TASKS_TOPIC,
     TOMBSTONE,
     Message,
     new_id,
@@ -294,6 +295,8 @@ class Outbox:
 
     def _copies(self, row: Row, fan_out: Routes[Sequence[str]]) -> Iterator[Row]:
         message = row.message
+        if message.topic == TASKS_TOPIC:
+            return
         for template in fan_out.target_for(message.topic) or ():
             topic, id = name_in("topic", template.format(topic=message.topic)), new_id()
             if topic == message.topic:

@@ -135,6 +135,11 @@ class Functions(Protocol):
         """Of all that can be run."""
         ...
 
+    @property
+    def outbox(self) -> Any:
+        """Where they are scheduled."""
+        ...
+
     def publisher(self, *, concurrency: int) -> Publisher: ...
 
 
@@ -218,6 +223,10 @@ class Lease:
     """A relay that may take it, and nobody else before `expires_in`."""
 
 
+DESTINATIONS = ""
+"""Among the tasks that a relay knows, none of which has an empty id."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """A relay's sign of life, with the leases it wants to keep and how far it has come in each."""
@@ -231,7 +240,7 @@ class Beat:
     in_flight: int = 0
     woken_by: str = "polling"
     tasks: frozenset[str] = frozenset()
-    """The ids of those that it can run."""
+    """The ids of those that it can run, and `DESTINATIONS` if it delivers messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -557,7 +566,7 @@ class Store(StoreReader, Protocol):
         ...
 
     async def who_knows(self, task: str | None = None) -> list[str]:
-        """The live relays that can run tasks of this id, or any at all."""
+        """The live relays that can run tasks of this id, or any at all; with `DESTINATIONS`, deliver messages."""
         ...
 
     async def write_notes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -57,3 +58,14 @@ def fails(payload: str) -> None:
 def hangs(payload: str) -> None:
     say(payload, os.getpid())
     time.sleep(60)
+
+
+@tasks.task("brief", timeout="50ms")
+def brief(payload: str) -> None:
+    say(payload, "done")
+
+
+@tasks.task("starts.another", timeout="500ms")
+def starts_another(payload: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        say(payload, child.pid)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from itertools import count
 from typing import Any
 
 from postroom import Block, Message, Outbox, Relay, TaskContext, Tasks, events
+from postroom.message import slot_of
 from postroom.stores.memory import MemoryStore
 from tests.unit.relay_shop import Diary
 from tests.waiting import until
@@ -102,3 +106,116 @@ async def test_a_relay_that_knows_it_and_comes_in_time_runs_it_with_all_its_atte
         await until(lambda: diary.of(events.Retried))
     async with fleet.relay(fleet.version("green", "new")):
         await until(lambda: fleet.done == [("green", 1)])
+
+
+async def test_one_relay_for_messages_and_one_for_tasks_leave_nothing_behind() -> None:
+    fleet = Fleet()
+    arrived: list[Message] = []
+    async with fleet.relay(None, arrived.append), fleet.relay(fleet.version("green", "new")):
+        for number in range(100):
+            fleet.schedule("new", number, key=f"k{number}")
+            with fleet.store.begin() as transaction:
+                fleet.outbox.add(transaction, "orders", number, key=f"k{number}")
+        await until(lambda: len(arrived) == 100 and len(fleet.done) == 100)
+
+
+def slow_and_quick(fleet: Fleet, release: threading.Event, running: list[Any]) -> Tasks:
+    tasks = fleet.version("blue", "old")
+
+    @tasks.task("slow")
+    def slow(payload: Any) -> None:
+        running.append(payload)
+        release.wait(30)
+        running.remove(payload)
+
+    return tasks
+
+
+def key_in(slot: int, name: str) -> str:
+    """A key of that slot."""
+    return next(key for number in count() if slot_of(key := f"{name}-{number}", "") == slot)
+
+
+async def test_slots_that_are_to_move_go_on_while_tasks_are_under_way_there() -> None:
+    fleet, release, running = Fleet(), threading.Event(), list[Any]()
+    blue, green = (slow_and_quick(fleet, release, running) for _ in range(2))
+    fleet.everything.task("slow")(lambda payload: None)
+    async with fleet.relay(blue, concurrency=100):
+        for slot in range(64):
+            fleet.schedule("slow", slot, key=key_in(slot, "slow"))
+        await until(lambda: len(running) == 64)
+        async with fleet.relay(green):
+            await until(lambda: len(fleet.store.tables.relays) == 2)
+            try:
+                for _ in range(3):
+                    fleet.done.clear()
+                    for slot in range(64):
+                        fleet.schedule("old", slot, key=key_in(slot, "quick"))
+                    await until(lambda: len(fleet.done) == 64)
+            finally:
+                release.set()
+            await until(lambda: not running)
+            await until(lambda: len({lease.owner for lease in fleet.store.tables.leases.values()}) == 2)
+
+
+async def test_a_relay_that_stops_keeps_the_lease_of_a_task_that_it_cannot_end() -> None:
+    fleet, release, running = Fleet(), threading.Event(), list[Any]()
+    blue = slow_and_quick(fleet, release, running)
+    other = slow_and_quick(fleet, release, running)
+    fleet.everything.task("slow")(lambda payload: None)
+    fleet.schedule("slow", 1, key="k")
+    first = fleet.relay(blue, stop_timeout="10ms")
+    task = asyncio.create_task(first.run())
+    await until(lambda: running == [1])
+    first.stop()
+    async with fleet.relay(other):
+        await asyncio.sleep(1.5)  # more than twice the lease
+        assert running == [1]
+        assert not task.done()
+        release.set()
+        await asyncio.wait_for(task, 30)
+    assert (await fleet.store.left()).pending == 0
+
+
+async def test_a_drain_that_is_over_its_time_keeps_the_lease_of_a_task_that_it_cannot_end() -> None:
+    fleet, release, running = Fleet(), threading.Event(), list[Any]()
+    blue, other = (slow_and_quick(fleet, release, running) for _ in range(2))
+    fleet.everything.task("slow")(lambda payload: None)
+    fleet.schedule("slow", 1, key="k")
+    drain = asyncio.create_task(fleet.relay(blue, stop_timeout="1s").drain(timeout="100ms"))
+    await until(lambda: running == [1])
+    async with fleet.relay(other):
+        await asyncio.sleep(1.5)
+        assert running == [1]
+        release.set()
+        await asyncio.wait_for(drain, 30)
+
+
+async def test_losing_the_database_is_no_crash_of_the_task() -> None:
+    """Its lease is lost, so it is cancelled and begins again; the process lives."""
+    fleet = Fleet()
+    tasks, attempts = Tasks(fleet.outbox), list[int]()
+    release = asyncio.Event()
+
+    @tasks.task("new")
+    async def new(payload: Any, context: TaskContext) -> None:
+        attempts.append(context.attempt)
+        await release.wait()
+
+    fleet.schedule("new", 1, key="k")
+    relay = fleet.relay(tasks)
+    async with relay:
+        for number in range(1, 5):
+            await until(lambda number=number: len(attempts) == number)
+            session = relay._session
+            assert session is not None
+            session._keeper_or_fail().lose_all()
+            await fleet.store.release(relay.id, owned_epochs(fleet), {}, False)
+        release.set()
+        await until(lambda: len(attempts) == 5)
+    assert attempts == [1] * 5
+    assert (await fleet.store.status()).counts["dead"] == 0
+
+
+def owned_epochs(fleet: Fleet) -> dict[int, int]:
+    return {slot: lease.epoch for slot, lease in fleet.store.tables.leases.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,30 @@ def test_closing_ends_the_processes(store: MemoryStore, tmp_path: Path) -> None:
     schedule(store, jobs.pid, str(log))
     asyncio.run(drain(store))
     eventually(lambda: not is_running(int(log.read_text().split()[0])))
+
+
+async def test_an_idle_process_that_is_gone_is_replaced(store: MemoryStore, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with relay_on(store) as relay:
+        for number in range(2):
+            schedule(store, jobs.pid, str(log), key="k")
+            await until(lambda number=number: log.exists() and len(log.read_text().splitlines()) == number + 1)
+            await until(lambda: not relay._session or not relay._session.pumps[0].in_flight)
+            os.kill(int(log.read_text().splitlines()[-1].split()[0]), signal.SIGKILL)
+            pid = int(log.read_text().splitlines()[-1].split()[0])
+            await until(lambda pid=pid: not is_running(pid))
+    assert (await store.status()).counts["dead"] == 0
+
+
+async def test_the_time_out_begins_when_the_function_does(store: MemoryStore, tmp_path: Path) -> None:
+    """A new process imports for longer than this one may run."""
+    assert jobs.brief.timeout is not None
+    schedule(store, jobs.brief, str(tmp_path / "log"))
+    assert (await drain(store)).delivered == 1
+
+
+async def test_what_a_process_has_started_ends_with_it(store: MemoryStore, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    schedule(store, jobs.starts_another, str(log))
+    assert (await drain(store)).dead == 1
+    eventually(lambda: not is_running(int(log.read_text())))

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from postroom import (
     Fixed,
     Ignore,
     Message,
+    Outbox,
     Relay,
     Retry,
     SerializationError,
@@ -30,6 +32,7 @@ from postroom import (
     Tasks,
 )
 from postroom.ports import Query
+from postroom.stores.memory import MemoryStore
 from tests.tasks.workshop import Workshop
 from tests.waiting import until
 
@@ -611,7 +614,7 @@ def unreadable(payload: Callable[[], int]) -> None: ...
         (keyword, "must take (payload) or (payload, context)"),
         (generator, "is a generator: calling it would run nothing"),
         (async_generator, "is a generator: calling it would run nothing"),
-        (unresolved, "payload types must be defined at the top of a module"),
+        (unresolved, "types must be defined at the top of a module"),
         (Email, "is a class; give a function"),
         ("text", "is no function"),
         (threading.Lock, "does not tell what it takes"),
@@ -686,3 +689,64 @@ async def test_many_more_than_a_batch_may_run_at_once(workshop: Workshop) -> Non
         workshop.schedule(meet)
     async with asyncio.timeout(30):
         assert (await workshop.drain(concurrency=300, batch_size=20)).delivered == 300
+
+
+# --- settings and routes that reach for them
+
+
+async def test_tasks_know_the_outbox_that_their_relay_serves() -> None:
+    store, tasks, done = MemoryStore(name="reports"), Tasks(Outbox("reports")), list[Any]()
+    task = tasks.task("t")(lambda payload: done.append(payload))
+    with store.begin() as transaction:
+        task.schedule(transaction, 1)
+    await Relay(store, tasks=tasks).drain()
+    assert done == [1]
+    with pytest.raises(ConfigurationError, match="the tasks are scheduled in"):
+        Relay(store, tasks=tasks, outbox=Outbox())
+
+
+async def test_of_tasks_each_is_done(workshop: Workshop) -> None:
+    task = workshop.tasks.task("t")(lambda payload: workshop.done.append(payload))
+    for number in range(5):
+        workshop.schedule(task, number, key="k")
+    await workshop.drain(latest_only=True)
+    assert workshop.done == list(range(5))
+
+
+async def test_tasks_are_not_copied(workshop: Workshop) -> None:
+    outbox = Outbox(fan_out={"*": ["audit.{topic}"]})
+    tasks = Tasks(outbox)
+    with workshop.store.begin() as transaction:
+        tasks.task("t")(lambda payload: None).schedule(transaction, "secret")
+    assert (await workshop.store.left()).pending == 1
+
+
+def test_tasks_cannot_be_routed(workshop: Workshop) -> None:
+    with pytest.raises(ConfigurationError, match="tasks cannot be routed"):
+        workshop.relay({"postroom.tasks": lambda message: None})
+
+
+async def test_an_answer_that_is_no_decision_is_said(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    @workshop.tasks.task("t", on_failure=lambda payload, context, error: Ignore)
+    def fail(payload: Any) -> None:
+        raise ValueError("no")
+
+    workshop.schedule(fail)
+    assert (await workshop.drain()).dead == 1
+    assert "which is no decision" in caplog.text
+
+
+async def test_partials_and_objects_can_be_tasks(workshop: Workshop) -> None:
+    class Callable:
+        def __call__(self, payload: int) -> None:
+            workshop.done.append(payload)
+
+    def add(amount: int, payload: int) -> None:
+        workshop.done.append(amount + payload)
+
+    one = workshop.tasks.task("one")(Callable())
+    other = workshop.tasks.task("other")(partial(add, 10))
+    workshop.schedule(one, 1)
+    workshop.schedule(other, 1)
+    await workshop.drain()
+    assert sorted(workshop.done) == [1, 11]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,14 @@ def relay(invocation: Invocation, **flags: Any) -> None:
     running = _relay(configuration)
     note(f"serving {_served(configuration)}")
     collect_garbage_less()
-    asyncio.run(running.run(handle_signals=True))
+    asyncio.run(_serve(running))
+
+
+async def _serve(running: Relay) -> None:
+    await running.run(handle_signals=True)
+    if len(asyncio.all_tasks()) > 1:  # somebody was in a hurry, and a task in a thread cannot be ended
+        logging.shutdown()
+        os._exit(ATTENTION)
 
 
 @click.command(cls=Command)

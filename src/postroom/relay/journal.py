@@ -33,12 +33,17 @@ class Journal:
         self._suspects: dict[int, Counts] = {}
         self._changed: set[int] = set()
         """Slots whose notes are not as they should be."""
+        self._ended: dict[int, set[str]] = {}
+        """What has come to an end since the notes were written."""
+        self._turn = asyncio.Lock()
         self._waiting: dict[asyncio.Future[bool], int] = {}
         self._writer: asyncio.Task[None] | None = None
 
     def own(self, lease: Lease) -> None:
         """A slot is ours from now on, with what its last owner left."""
         running, suspects = _read(lease.notes)
+        for id in self._ended.pop(lease.slot, ()):  # here, when there was no way to write it down
+            running.pop(id, None)
         suspects |= {id: crashes + 1 for id, crashes in running.items()}
         self._running.pop(lease.slot, None)
         self._suspects[lease.slot] = dict(list(suspects.items())[-MOST_SUSPECTS:])
@@ -66,6 +71,8 @@ class Journal:
         time: a note that is out of date makes somebody a suspect for nothing, and no more."""
         slot, id = message.slot, message.id
         was_running = self._running.get(slot, {}).pop(id, None) is not None
+        if was_running:
+            self._ended.setdefault(slot, set()).add(id)
         was_suspect = was_tried and self._suspects.get(slot, {}).pop(id, None) is not None
         if was_running or was_suspect:
             self._changed.add(slot)
@@ -96,14 +103,22 @@ class Journal:
                         written.set_result(slot not in refused)
 
     async def _write(self, slots: Iterable[int]) -> frozenset[int]:
-        epochs, slots = self._epochs(), set(slots)
+        """One at a time: what is written last must be what is true last."""
+        async with self._turn:
+            return await self._write_now(set(slots))
+
+    async def _write_now(self, slots: set[int]) -> frozenset[int]:
+        epochs = self._epochs()
         ours = {slot: self._notes(slot) for slot in slots if slot in epochs}
         lost = frozenset(slot for slot in slots if slot not in epochs)
         self._changed.difference_update(slots)
+        ended = {slot: self._ended.pop(slot) for slot in ours if slot in self._ended}
         try:
             return lost | await self._store.write_notes(self._relay, epochs, ours) if ours else lost
         except BaseException:
             self._changed.update(ours)
+            for slot, ids in ended.items():
+                self._ended.setdefault(slot, set()).update(ids)
             raise
 
     def _notes(self, slot: int) -> str | None:

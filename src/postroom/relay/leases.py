@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from .. import events
 from ..clock import Clock
 from ..errors import TablesMissing
-from ..message import SLOTS, TASKS_TOPIC
-from ..ports import Beat, Lease, Leases, Store
+from ..message import SLOTS
+from ..ports import DESTINATIONS, Beat, Lease, Leases, Store
 from ..settings import Settings
 from .gates import Slot
 from .journal import Journal
@@ -99,7 +99,7 @@ class LeaseKeeper:
             count = len(leases.slots)
             raise TablesMissing(f"the outbox {self._name!r} has {count} of {SLOTS} leases; run 'postroom init'")
         await self._journal.catch_up()
-        await self._hand_on_tasks()
+        await self._hand_on()
         await self._give_back(leases)
         taken = await self._take(leases)
         for pump in self._pumps:
@@ -157,19 +157,24 @@ class LeaseKeeper:
         )
 
     def promise(self, slot: int, to: str) -> None:
-        """Hand a slot to another relay, once what is in flight there is settled."""
-        plan = self._pump_of(slot).plan
-        if slot in plan.slots and slot not in self._promised:
+        """Hand a slot to another relay, once no task is under way there and the rest is settled."""
+        if slot in self._pump_of(slot).plan.slots and slot not in self._promised:
             self._promised[slot] = to
-            plan.leave([slot])
             self.woken.set()
 
-    async def _hand_on_tasks(self) -> None:
-        """A relay that runs no tasks leaves the slots that have some to relays that do."""
-        if self._tasks or self._settings.claim == "rows":
+    async def _hand_on(self) -> None:
+        """A relay without tasks leaves the slots that have some to relays that run them, one without destinations those
+        that have other messages to relays that deliver them."""
+        if self._settings.claim == "rows":
             return
-        stranded = {slot for pump in self._pumps for slot in pump.plan.stranded(TASKS_TOPIC)}
-        others = await self._store.who_knows() if stranded else ()
+        if not any(self._tasks):
+            await self._hand_on_stranded(tasks=True)
+        if DESTINATIONS not in self._tasks:
+            await self._hand_on_stranded(tasks=False)
+
+    async def _hand_on_stranded(self, *, tasks: bool) -> None:
+        stranded = {slot for pump in self._pumps for slot in pump.plan.stranded(tasks=tasks)}
+        others = await self._store.who_knows(None if tasks else DESTINATIONS) if stranded else ()
         for slot in sorted(stranded) if others else ():
             self.promise(slot, random.choice(others))
 
@@ -188,8 +193,13 @@ class LeaseKeeper:
         """Release what has drained, and let slots drain of which we own too many."""
         owned = [slot for slot in self._slots() if not slot.leaving]
         surplus, now = len(owned) - self._wanted(leases), self._clock.monotonic()
+        # Whoever leaves a slot begins nothing there: that must not wait for a task of an hour.
+        busy = {number for pump in self._pumps for number in pump.plan.busy()}
+        for number in [slot.number for slot in owned if slot.number in self._promised and slot.number not in busy]:
+            self._pump_of(number).plan.leave([number])
         # The slots with the least in memory are the quickest to hand over.
-        movable = [slot for slot in owned if self._given.get(slot.number, 0.0) <= now]
+        movable = [slot for slot in owned if self._given.get(slot.number, 0.0) <= now and slot.number not in busy]
+        movable = [slot for slot in movable if not slot.leaving]
         for slot in sorted(movable, key=lambda slot: slot.count)[: max(0, surplus)]:
             self._pump_of(slot.number).plan.leave([slot.number])
         await self.release_left()
@@ -254,12 +264,14 @@ class LeaseKeeper:
         return 0 if others else SLOTS
 
     def _is_unbalanced(self, taken: Sequence[int]) -> bool:
-        return self.incomplete or bool(taken) or any(slot.leaving for slot in self._slots())
+        is_moving = bool(self._promised) or any(slot.leaving for slot in self._slots())
+        return self.incomplete or bool(taken) or is_moving
 
     def _lose(self, numbers: Sequence[int]) -> None:
         if not numbers:
             return
         for number in numbers:
+            self._promised.pop(number, None)
             self._pump_of(number).plan.lose([number])
         for pump in self._pumps:
             pump.cancel_lost_calls()

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import count
 from typing import Literal
 
-from ..message import Message
+from ..message import TASKS_TOPIC, Message
 from ..ports import NO_LIMIT, Gate, Range, Settlement
 from ..routing import Globs
 from ..settings import Settings
@@ -137,7 +137,8 @@ class Memory:
         kind = (message.topic, message.type)
         known = self._topics.get(kind)
         if known is None:
-            latest = self._settings.latest_only.value_for(message.topic, message.type)
+            is_task = message.topic == TASKS_TOPIC  # each of them is to be done
+            latest = not is_task and self._settings.latest_only.value_for(message.topic, message.type)
             known = self._topics[kind] = (self._route(message.topic), latest)
         return known
 

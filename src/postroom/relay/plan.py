@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from ..message import Message
+from ..message import TASKS_TOPIC, Message
 from ..ports import Gate, Hold, Lease
 from .gates import ClosedTopic, HeldKey, Slot
 from .outlet import Lane, Outlet
@@ -43,10 +43,19 @@ class Plan(Reading):
         """Slots that can be given back now."""
         return [slot.number for slot in self.slots.values() if slot.leaving and slot.count == 0]
 
-    def stranded(self, topic: str) -> set[int]:
-        """Slots with messages of a topic that goes nowhere from here."""
-        lanes = {lane.slot for lane in self._lanes.values() if lane.topic == topic and lane.outlet not in self._outlets}
-        return lanes | {slot.number for slot in self.slots.values() if topic in slot.closed_topics}
+    def stranded(self, *, tasks: bool) -> set[int]:
+        """Slots with tasks, or other messages, that go nowhere from here."""
+        topics = [(lane.slot, lane.topic) for lane in self._lanes.values()]
+        topics += [(slot.number, topic) for slot in self.slots.values() for topic in slot.closed_topics]
+        return {
+            slot
+            for slot, topic in topics
+            if (topic == TASKS_TOPIC) == tasks and self._route(topic) not in self._outlets
+        }
+
+    def busy(self) -> set[int]:
+        """Slots in which something is under way that may take any time."""
+        return {lane.slot for lane in self._lanes.values() if lane.flying and lane.outlet.features.local}
 
     def next_batch(self, outlet: Outlet, now: float) -> list[Message]:
         """Messages that may go to the outlet now, counted as in flight from here on. Empty if there are none."""

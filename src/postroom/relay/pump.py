@@ -357,6 +357,10 @@ class Pump:
     def in_flight(self) -> int:
         return sum(len(call.open) for call in self._calls.values())
 
+    def local_calls(self) -> list[asyncio.Task[None]]:
+        """Those that nobody's time-out ends."""
+        return [task for task, call in self._calls.items() if call.outlet.features.local]
+
     def cancel_lost_calls(self) -> None:
         """A slot was lost: abandon the calls that still have messages of it."""
         lost = self.plan.lost_flights()

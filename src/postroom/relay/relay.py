@@ -16,9 +16,9 @@ from typing import Any, Self
 from ..clock import Clock, SystemClock
 from ..duration import Duration, seconds
 from ..errors import ConfigurationError, MessageDead, RelayError, StoreError, StoreReplaced, StoreUnavailable
-from ..message import Message
+from ..message import TASKS_TOPIC, Message
 from ..outbox import Outbox
-from ..ports import Functions, Observer, Store
+from ..ports import DESTINATIONS, Functions, Observer, Store
 from ..routing import Globs, Routes
 from ..settings import Settings
 from . import wiring
@@ -69,7 +69,7 @@ class Relay:
         self.settings = settings or Settings.of(**options)
         self.id = ""
         """Of the run that is under way, or was last."""
-        self.outbox = outbox or Outbox()
+        self.outbox = _outbox_for(outbox, tasks)
         self.store = wiring.store_for(store, self.outbox)
         if self.settings.claim == "rows":
             self.store.by_rows(self.id)  # a store that cannot do it says so now
@@ -214,7 +214,7 @@ class Relay:
             clock=self._clock,
             observers=self._observers,
             max_pending=self.outbox.max_pending,
-            tasks=frozenset(() if self._tasks is None else self._tasks.ids),
+            tasks=self._abilities(),
         )
         self._session = session
         unsubscribe = self.outbox.on_commit(session.ring)
@@ -225,6 +225,11 @@ class Relay:
             unsubscribe()
             self._session = None
             await session.close()
+
+    def _abilities(self) -> frozenset[str]:
+        """What the others are told: the tasks that we know, and whether we deliver messages."""
+        ids = () if self._tasks is None else self._tasks.ids
+        return frozenset((*ids, DESTINATIONS) if self._publishers.targets.keys() - {TASKS_TOPIC} else ids)
 
     async def _open(self, session: Session, patience: float, again: bool) -> None:
         """Connect, and tell whoever waits for it, be it good or bad."""
@@ -279,6 +284,22 @@ class Relay:
             id = id.id if isinstance(id, Message) else str(id)
             if not await session.ask(session.delivered(id)):
                 raise MessageDead(f"message {id} is dead: see `postroom show {id}`")
+
+
+def _outbox_for(outbox: Outbox | None, tasks: Functions | None) -> Outbox:
+    """Tasks are scheduled in an outbox, which must be the one that the relay serves."""
+    if outbox is None:
+        return Outbox() if tasks is None else tasks.outbox
+    if tasks is not None and _identity(outbox) != _identity(tasks.outbox):
+        raise ConfigurationError(
+            f"the tasks are scheduled in {tasks.outbox!r}, and this relay would serve {outbox!r}: leave out `outbox`, "
+            "or give Tasks the same"
+        )
+    return outbox
+
+
+def _identity(outbox: Outbox) -> tuple[str, str, str | None]:
+    return outbox.name, outbox.prefix, outbox.schema
 
 
 Publishers = str | Callable[..., Any] | Mapping[str, Any]

@@ -81,6 +81,8 @@ class Session:
         self.is_replaced = False
         """The database is not the one that this session began with, and all that it knows may be wrong."""
         self._finished = False
+        self._renewal: asyncio.Task[None] | None = None
+        """Of a drain."""
 
     # -------------------------------------------------------------------------------------------- opening
 
@@ -111,6 +113,8 @@ class Session:
         self.notice(events.Started(outbox=self._name, relay=self._relay))
 
     async def close(self) -> None:
+        if self._renewal is not None:
+            await _cancel(self._renewal)
         self._outcomes.close()
         for target in self._targets():
             publisher = self._publishers.get(target.name)
@@ -228,12 +232,12 @@ class Session:
         except asyncio.CancelledError:
             # The application is going down. What was answered is settled all the same, so that it is not sent again.
             self._stopping.set()
-            await asyncio.shield(self.finish(min(LAST_MOMENT, self._settings.stop_timeout), pumps))
+            await asyncio.shield(self.finish(min(LAST_MOMENT, self._settings.stop_timeout), pumps, outlast=False))
             raise
         finally:
             await _cancel(*duties, *pumps, leases)
 
-    async def finish(self, timeout: float, pumps: Sequence[asyncio.Task[None]] = ()) -> None:
+    async def finish(self, timeout: float, pumps: Sequence[asyncio.Task[None]] = (), *, outlast: bool = True) -> None:
         """Wait for what is in flight, settle it, and give the leases back. What is not over by then, or when somebody
         asks to stop for the second time, keeps its lease until it expires."""
         if self._finished:
@@ -254,7 +258,24 @@ class Session:
                     await asyncio.wait(pumps)
                 clean = all(await asyncio.gather(*(pump.finish(timeout, self._hurry) for pump in self.pumps)))
                 await self._keeper_or_fail().release_all()
+        if outlast:
+            with contextlib.suppress(PostroomError):
+                await self._outlast()
         self.notice(events.Stopped(outbox=self._name, relay=self._relay, clean=clean))
+
+    async def _outlast(self) -> None:
+        """A function in a thread cannot be ended. It is waited for, and its lease renewed, so that nobody else runs it
+        meanwhile; unless somebody is in a hurry."""
+        hurried, keeper = asyncio.create_task(self._hurry.wait()), self._keeper_or_fail()
+        while (calls := {call for pump in self.pumps for call in pump.local_calls()}) and not self._hurry.is_set():
+            await asyncio.wait(
+                {hurried, *calls}, timeout=self._settings.renew_interval, return_when=asyncio.FIRST_COMPLETED
+            )
+            with contextlib.suppress(PostroomError, TimeoutError):
+                await asyncio.gather(*(pump.settle() for pump in self.pumps))
+                await keeper.tick()
+                await keeper.release_all()
+        hurried.cancel()
 
     async def drain(self) -> None:
         """Until nothing is due."""
@@ -264,20 +285,17 @@ class Session:
         give_up, pause = self._clock.monotonic() + self._settings.lease_ttl + 1, Pause()
         while not await self._could_tick(keeper, pause, give_up):
             pass
-        leases = asyncio.create_task(self._endure(keeper.run))
-        try:
-            while not self._stopping.is_set():
-                await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
-                try:
-                    if self._clock.monotonic() >= give_up or not await self._others_have_rows():
-                        return
-                except StoreUnavailable as error:
-                    await self._wait_for_store(error, pause, give_up)
-                await self._sleep(min(0.1, self._settings.lease_ttl / 10))
-                keeper.woken.set()
-                await asyncio.sleep(0)
-        finally:
-            await _cancel(leases)
+        self._renewal = asyncio.create_task(self._endure(keeper.run))  # until it is finished
+        while not self._stopping.is_set():
+            await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
+            try:
+                if self._clock.monotonic() >= give_up or not await self._others_have_rows():
+                    return
+            except StoreUnavailable as error:
+                await self._wait_for_store(error, pause, give_up)
+            await self._sleep(min(0.1, self._settings.lease_ttl / 10))
+            keeper.woken.set()
+            await asyncio.sleep(0)
 
     async def _could_tick(self, keeper: LeaseKeeper, pause: Pause, give_up: float) -> bool:
         try:

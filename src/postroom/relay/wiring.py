@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from .. import registry
 from ..errors import ConfigurationError
+from ..message import TASKS_TOPIC
 from ..outbox import Outbox
 from ..ports import Functions, Publisher, Store
 from ..redact import redact
@@ -50,6 +51,8 @@ def targets_for(
     """Each distinct URL or object becomes one destination, however many globs lead to it."""
     given = cast("Mapping[str, Any]", publishers) if isinstance(publishers, Mapping) else {"*": publishers}
     routes: dict[str, Target] = {}
+    if TASKS_TOPIC in given:
+        raise ConfigurationError(f"tasks cannot be routed: leave out {TASKS_TOPIC!r}, and give the relay tasks=…")
     if tasks is not None:
         routes[tasks.topic] = Target("tasks", lambda: tasks.publisher(concurrency=concurrency), True)
         given = {} if publishers is None else given

@@ -57,7 +57,7 @@ def hand_over(tables: Tables, relay: str, slot: int, epoch: int, mark: int, to: 
 
 def who_knows(tables: Tables, task: str | None) -> list[str]:
     known = {name: row.beat.tasks for name, row in sorted(tables.relays.items()) if row.until > tables.now()}
-    return [name for name, tasks in known.items() if (task in tasks if task is not None else tasks)]
+    return [name for name, tasks in known.items() if (task in tasks if task is not None else any(tasks))]
 
 
 def write_notes(

@@ -76,7 +76,7 @@ def who_knows(transaction: Transaction, task: str | None) -> list[str]:
     relays = transaction.tables.relays
     alive = select(relays.c.id, relays.c.tasks).where(relays.c.until > transaction.now).order_by(relays.c.id)
     known = {row.id: json.loads(row.tasks or "[]") for row in transaction.rows(alive)}
-    return [relay for relay, tasks in known.items() if (task in tasks if task is not None else tasks)]
+    return [relay for relay, tasks in known.items() if (task in tasks if task is not None else any(tasks))]
 
 
 def text_of(tasks: frozenset[str]) -> str | None:

@@ -7,8 +7,10 @@ import inspect
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -21,6 +23,9 @@ from ..wire.threads import Outcome, Threads
 
 SPAWN = multiprocessing.get_context("spawn")
 """A fork of a process with threads may hang."""
+
+
+BEGUN = "begun"
 
 
 class Place(NamedTuple):
@@ -57,10 +62,12 @@ class Processes:
 
     async def run(self, job: Job, timeout: float | None) -> Outcome:
         """What became of it. After the time-out, and when this is cancelled, it runs no more."""
-        worker = self._idle.pop() if self._idle else _Worker()
-        future = self._threads.run(lambda: worker.run(job))
+        worker, loop = self._take(), asyncio.get_running_loop()
+        begun: asyncio.Future[None] = loop.create_future()
+        future = self._threads.run(lambda: worker.run(job, lambda: loop.call_soon_threadsafe(_set, begun)))
         done = asyncio.wrap_future(future)
         try:
+            await asyncio.wait([done, begun], return_when=asyncio.FIRST_COMPLETED)  # its imports are not its fault
             await asyncio.wait([done], timeout=timeout)
         finally:
             is_late = not done.done()
@@ -73,6 +80,12 @@ class Processes:
             return Outcome(None, TimeoutError(f"no return within {spell(timeout or 0)}: its process was ended"))
         error = outcome.error if outcome.error is not None else outcome.result
         return Outcome(None, error if isinstance(error, BaseException) else None)
+
+    def _take(self) -> _Worker:
+        while self._idle:
+            if (worker := self._idle.pop()).is_alive():
+                return worker
+        return _Worker()
 
     def close(self) -> None:
         while self._idle:
@@ -92,10 +105,13 @@ class _Worker:
         self._process.start()
         theirs.close()
 
-    def run(self, job: Job) -> BaseException | None:
-        """Returns what the function raised; blocks meanwhile."""
+    def run(self, job: Job, begin: Callable[[], object]) -> BaseException | None:
+        """Returns what the function raised; blocks meanwhile. `begin` is called when it begins."""
         try:
             self._connection.send(job)
+            if (answer := self._connection.recv()) != BEGUN:
+                return answer
+            begin()
             return self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
@@ -105,19 +121,22 @@ class _Worker:
         return self._process.is_alive()
 
     def kill(self) -> None:
-        """At once: nothing is left of it afterwards."""
+        """At once, with all that it has started: nothing is left of it afterwards."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()
 
 
 def _serve(connection: Connection) -> None:
+    os.setsid()  # out of reach of Ctrl-C, which is for the relay
     threading.Thread(target=_follow_parent, daemon=True).start()
     while True:
         try:
             job: Job = connection.recv()
         except EOFError:
             return
-        connection.send(_picklable(_error_of(job)))
+        connection.send(_picklable(_error_of(job, lambda: connection.send(BEGUN))))
 
 
 def _follow_parent() -> None:
@@ -128,11 +147,17 @@ def _follow_parent() -> None:
         os._exit(1)
 
 
-def _error_of(job: Job) -> BaseException | None:
+def _error_of(job: Job, begin: Callable[[], object]) -> BaseException | None:
     try:
         task = job.place.find()
+        if not hasattr(task, "read"):
+            return TypeError(
+                f"{job.place.module}.{job.place.name} is the function, not the task: another process finds a task by "
+                "the name of its function, so give what `tasks.task` returns that name"
+            )
         payload = task.read(job.payload)
         arguments = (payload, job.context) if task.takes_context else (payload,)
+        begin()
         _call(task.function, arguments)
     except BaseException as error:
         return error
@@ -146,6 +171,11 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
             raise TypeError("a sync function returned something to be awaited, which nobody does: make it `async def`")
         return
     asyncio.run(result)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _picklable(error: BaseException | None) -> BaseException | None:

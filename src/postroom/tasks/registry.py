@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from datetime import datetime
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from importlib import import_module
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
@@ -229,6 +229,8 @@ def _block(message: Message, context: TaskContext, error: BaseException) -> Deci
 def _where(executor: Where, function: Any, id: str) -> tuple[Executor | None, Place | None]:
     if executor == "process":
         return None, Place.of(function, id)
+    if isinstance(cast(object, executor), ProcessPoolExecutor):
+        raise ConfigurationError(f"task {id!r}: a ProcessPoolExecutor cannot end a task: use executor='process'")
     if executor is None or isinstance(cast(object, executor), Executor):
         return executor, None
     raise ConfigurationError(f"task {id!r}: executor={executor!r} is neither an Executor nor 'process'")
@@ -262,12 +264,17 @@ def _signature(function: Callable[..., Any], id: str) -> tuple[bool, Read]:
 
 
 def _hints(function: Callable[..., Any], id: str) -> dict[str, Any]:
+    source: Any = function
+    while isinstance(source, partial):
+        source = cast("partial[Any]", source).func
+    if not inspect.isroutine(source):
+        source = type(source).__call__
     try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+        return typing.get_type_hints(source, include_extras=True)
+    except Exception as error:
         raise ConfigurationError(
-            f"task {id!r}: the annotations of {_place(function)} cannot be resolved ({error}); payload types must be "
-            "defined at the top of a module"
+            f"task {id!r}: the annotations of {_place(function)} cannot be resolved ({error}); types must be defined "
+            "at the top of a module"
         ) from error
 
 

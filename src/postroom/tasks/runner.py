@@ -44,8 +44,8 @@ Handler = Callable[[Message, TaskContext, BaseException], Any]
 class Runner:
     """One task per call; the relay sees to it that a key has one at a time.
 
-    A message that was under way when a process died is a suspect: it may be what killed it. Suspects run one at a time,
-    so that it will be known which. One that was there too often is not run any more.
+    A message that was under way when a process died is a suspect: it may be what killed it. Those that were there once
+    too often but one run one at a time, so that it will be known which it is. That one is not run any more.
     """
 
     def __init__(
@@ -82,9 +82,10 @@ class Runner:
         crashes = batch.crashes(message)
         if crashes >= self._max_crashes:
             return MessageRejected(
-                f"{crashes} processes died while it was under way, so it is not run any more", permanent=True,
+                f"it was under way {crashes} times when a process died or lost its lease, so it is not run any more",
+                permanent=True,
                 reason="quarantined",
-            )  # fmt: skip
+            )
         async with self._turn(batch, crashes):
             if not batch.may_start():
                 return NotAttempted("the lease of its slot is over, or is given back")
@@ -92,7 +93,7 @@ class Runner:
 
     @asynccontextmanager
     async def _turn(self, batch: LocalBatch, crashes: int) -> AsyncGenerator[None]:
-        if not crashes:
+        if crashes < max(1, self._max_crashes - 1):
             yield
             return
         with batch.aside():
@@ -122,6 +123,7 @@ class Runner:
         error = await self._calls.call(task, message.payload, payload, context)
         if error is None:
             return None
+        message.attempt = context.attempt  # a run that ended with its process counts, too
         handler = None if task.on_failure is None else partial(task.on_failure, payload, context)
         return await self._decide(handler, task, context, error)
 
@@ -155,6 +157,8 @@ class Runner:
             return _rejection(error, retry_in=decision.seconds_from(datetime.now(UTC)))
         if isinstance(decision, Block):
             return _rejection(error, permanent=True, reason="blocked")
+        if decision is not None:
+            context.logger.error("the handler of its failure answered %r, which is no decision", decision)
         return _by_policy(task, context, error)
 
 

@@ -50,6 +50,21 @@ def run(store: str, log: Path) -> int:
     return process.returncode
 
 
+def deaths(store: str, log: Path) -> int:
+    """Processes that died until everything was done. One that meets a lease of the last may end before it can begin."""
+    endings = [run(store, log)]
+    while endings[-1] or asyncio.run(pending(store)):
+        endings.append(run(store, log))
+        assert len(endings) < 20, endings
+    return endings.count(7)
+
+
+async def pending(store: str) -> int:
+    async with Desk(store) as desk:
+        counts = (await desk.status()).counts
+    return counts["pending"] + counts["failed"]
+
+
 def test_a_task_that_ends_the_process_is_found_out_and_the_rest_is_done(store: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     messages = [
@@ -58,10 +73,7 @@ def test_a_task_that_ends_the_process_is_found_out_and_the_rest_is_done(store: s
     ]
     culprit = task("bad", 0, "bad")
     schedule(store, [*messages[:40], culprit, *messages[40:]])
-    endings = [run(store, log)]
-    while endings[-1] and len(endings) < 10:
-        endings.append(run(store, log))
-    assert endings == [7, 7, 7, 0]
+    assert deaths(store, log) == 3
     said = log.read_text().split("\n")[:-1]
     assert [line for line in said if line.startswith("bad")] == ["bad 1", "bad 2", "bad 3"]
     done = Counter(int(line) for line in said if not line.startswith("bad"))
@@ -77,17 +89,16 @@ async def check_that_it_is_said(store: str, culprit: Message) -> None:
     assert (status.counts["dead"], status.counts["pending"]) == (1, 0)
     assert status.reasons == {"quarantined": 1}
     assert (entry.state, entry.reason) == ("dead", "quarantined")
-    assert "3 processes died while it was under way" in str(entry.error)
+    assert "it was under way 3 times when a process died or lost its lease" in str(entry.error)
 
 
 def test_one_that_is_revived_gets_another_chance(store: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     culprit = task("bad", 0, "bad")
     schedule(store, [culprit])
-    endings = [run(store, log) for _ in range(4)]
+    assert deaths(store, log) == 3
     asyncio.run(revive(store, culprit))
-    endings += [run(store, log) for _ in range(4)]
-    assert endings == [7, 7, 7, 0] * 2
+    assert deaths(store, log) == 3
 
 
 async def revive(store: str, culprit: Message) -> None:

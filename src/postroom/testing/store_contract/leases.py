@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from ...ports import (
+    DESTINATIONS,
     Store,
 )
 from ..clock import FakeClock
@@ -239,7 +240,8 @@ class LeaseContract(StoreFixtures):
     async def test_relays_say_which_tasks_they_know(self, store: Store, clock: FakeClock) -> None:
         await store.renew(replace(beat("relay-1", {}), tasks=frozenset({"mail", "bill"}), ttl=15))
         await store.renew(replace(beat("relay-2", {}), tasks=frozenset({"mail", "lün"}), ttl=30))
-        await store.renew(replace(beat("relay-3", {}), ttl=30))
+        await store.renew(replace(beat("relay-3", {}), tasks=frozenset({DESTINATIONS}), ttl=30))
+        assert await store.who_knows(DESTINATIONS) == ["relay-3"]
         assert await store.who_knows("mail") == ["relay-1", "relay-2"]
         assert await store.who_knows("lün") == ["relay-2"]
         assert await store.who_knows("mai") == []
