@@ -176,38 +176,29 @@ async def test_tasks_of_one_key_run_one_at_a_time_and_in_order_whatever_their_ki
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_no_more_than_concurrency_run_at_once(workshop: Workshop, is_async: bool) -> None:
-    lock, now, most = threading.Lock(), 0, 0
-    full = threading.Event()
+    release, arrived = threading.Event(), list[Message]()
 
-    def enter() -> None:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-            if now == 3:
-                full.set()
-
-    def leave() -> None:
-        nonlocal now
-        with lock:
-            now -= 1
-
-    async def run_async(payload: Any) -> None:
-        enter()
-        while not full.is_set():  # noqa: ASYNC110
+    async def run_async(payload: int) -> None:
+        workshop.done.append(payload)
+        while not release.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        leave()
 
-    def run(payload: Any) -> None:
-        enter()
-        full.wait(30)
-        leave()
+    def run(payload: int) -> None:
+        workshop.done.append(payload)
+        release.wait(30)
 
     task = workshop.tasks.task("t")(run_async if is_async else run)
-    for _ in range(20):
-        workshop.schedule(task)
-    assert (await workshop.drain(concurrency=3)).delivered == 20
-    assert most == 3
+    for number in range(20):
+        workshop.schedule(task, number)
+    async with workshop.relay({"*": arrived.append}, concurrency=3):
+        await until(lambda: len(workshop.done) >= 3)
+        for number in range(1, 4):  # the relay looks at everything again
+            with workshop.store.begin() as transaction:
+                workshop.outbox.add(transaction, "orders", number)
+            await until(lambda number=number: len(arrived) == number)
+        assert len(workshop.done) == 3
+        release.set()
+        await until(lambda: len(workshop.done) == 20)
 
 
 async def test_a_slow_task_delays_only_its_key(workshop: Workshop) -> None:
