@@ -14,7 +14,9 @@ from postroom.stores.memory import MemoryStore
 from tests.unit.relay_shop import Diary
 from tests.waiting import until
 
-FAST: dict[str, Any] = {"lease_ttl": "600ms", "publish_timeout": "50ms", "retry": "never"}
+QUICK: dict[str, Any] = {"lease_ttl": "2s", "publish_timeout": "500ms", "retry": "never"}
+HASTY: dict[str, Any] = {"lease_ttl": "600ms", "publish_timeout": "50ms"}
+"""For tests that let a lease run out."""
 
 
 class Fleet:
@@ -22,7 +24,8 @@ class Fleet:
 
     def __init__(self) -> None:
         self.store, self.outbox = MemoryStore(), Outbox()
-        self.done: list[tuple[str, Any]] = []
+        self.done: list[tuple[str, str, Any]] = []
+        """By which version, task and payload; twice, should a lease be lost in between."""
         self.everything = Tasks(self.outbox)
         for id in ("old", "new"):
             self.everything.task(id)(lambda payload: None)
@@ -40,12 +43,12 @@ class Fleet:
     def _note(self, name: str) -> Any:
         def run(payload: Any, context: TaskContext) -> None:
             assert context.attempt == 1
-            self.done.append((name, payload))
+            self.done.append((name, context.task, payload))
 
         return run
 
     def relay(self, tasks: Tasks | None, publishers: Any = None, **options: Any) -> Relay:
-        return Relay(self.store, publishers, outbox=self.outbox, tasks=tasks, **FAST, **options)
+        return Relay(self.store, publishers, outbox=self.outbox, tasks=tasks, **{**QUICK, **options})
 
 
 async def test_a_task_that_is_unknown_here_goes_to_a_relay_that_knows_it() -> None:
@@ -56,11 +59,10 @@ async def test_a_task_that_is_unknown_here_goes_to_a_relay_that_knows_it() -> No
             fleet.schedule("new", number, key=f"k{number}" if number % 2 else None)
             fleet.schedule("old", number, key=f"k{number}" if number % 2 else None)
         await until(lambda: len(fleet.done) >= 20)  # those that are behind no unknown one
-        assert {name for name, _ in fleet.done} == {"blue"}
+        assert {name for name, _, _ in fleet.done} == {"blue"}
         async with fleet.relay(green):
-            await until(lambda: len(fleet.done) == 80)
-    assert any(name == "green" for name, _ in fleet.done)
-    assert sorted(number for _, number in fleet.done) == sorted([*range(40), *range(40)])
+            await until(lambda: runs(fleet) == {(id, number) for id in ("old", "new") for number in range(40)})
+    assert {name for name, task, _ in fleet.done if task == "new"} == {"green"}
     assert (await fleet.store.status()).counts["dead"] == 0
 
 
@@ -76,7 +78,7 @@ async def test_a_relay_that_runs_no_tasks_leaves_them_to_one_that_does() -> None
         await until(lambda: len(arrived) == 40)
         assert fleet.done == []
         async with fleet.relay(fleet.version("green", "new"), lambda message: None):
-            await until(lambda: len(fleet.done) == 40)
+            await until(lambda: runs(fleet) == {("new", number) for number in range(40)})
 
 
 async def test_one_that_nobody_knows_waits_and_then_its_handler_decides() -> None:
@@ -106,18 +108,19 @@ async def test_a_relay_that_knows_it_and_comes_in_time_runs_it_with_all_its_atte
     async with fleet.relay(fleet.version("blue", "old"), observers=[diary]):
         await until(lambda: diary.of(events.Retried))
     async with fleet.relay(fleet.version("green", "new")):
-        await until(lambda: fleet.done == [("green", 1)])
+        await until(lambda: fleet.done == [("green", "new", 1)])
 
 
 async def test_one_relay_for_messages_and_one_for_tasks_leave_nothing_behind() -> None:
     fleet = Fleet()
     arrived: list[Message] = []
     async with fleet.relay(None, arrived.append), fleet.relay(fleet.version("green", "new")):
+        await until(lambda: len(owners(fleet)) == 2)
         for number in range(100):
             fleet.schedule("new", number, key=f"k{number}")
             with fleet.store.begin() as transaction:
                 fleet.outbox.add(transaction, "orders", number, key=f"k{number}")
-        await until(lambda: len(arrived) == 100 and len(fleet.done) == 100)
+        await until(lambda: len({message.id for message in arrived}) == len(runs(fleet)) == 100)
 
 
 def slow_and_quick(fleet: Fleet, release: threading.Event, running: list[Any]) -> Tasks:
@@ -155,7 +158,7 @@ async def test_slots_that_are_to_move_go_on_while_tasks_are_under_way_there() ->
                     fleet.done.clear()
                     for slot in range(64):
                         fleet.schedule("old", slot, key=key_in(slot, "quick"))
-                    await until(lambda: len(fleet.done) == 64)
+                    await until(lambda: len(runs(fleet)) == 64)
             finally:
                 release.set()
             await until(lambda: not running)
@@ -168,11 +171,11 @@ async def test_a_relay_that_stops_keeps_the_lease_of_a_task_that_it_cannot_end()
     other = slow_and_quick(fleet, release, running)
     fleet.everything.task("slow")(lambda payload: None)
     fleet.schedule("slow", 1, key="k")
-    first = fleet.relay(blue, stop_timeout="10ms")
+    first = fleet.relay(blue, stop_timeout="10ms", **HASTY)
     task = asyncio.create_task(first.run())
     await until(lambda: running == [1])
     first.stop()
-    async with fleet.relay(other):
+    async with fleet.relay(other, **HASTY):
         await asyncio.sleep(1.5)  # more than twice the lease
         assert running == [1]
         assert not task.done()
@@ -186,9 +189,9 @@ async def test_a_drain_that_is_over_its_time_keeps_the_lease_of_a_task_that_it_c
     blue, other = (slow_and_quick(fleet, release, running) for _ in range(2))
     fleet.everything.task("slow")(lambda payload: None)
     fleet.schedule("slow", 1, key="k")
-    drain = asyncio.create_task(fleet.relay(blue, stop_timeout="1s").drain(timeout="100ms"))
+    drain = asyncio.create_task(fleet.relay(blue, stop_timeout="1s", **HASTY).drain(timeout="100ms"))
     await until(lambda: running == [1])
-    async with fleet.relay(other):
+    async with fleet.relay(other, **HASTY):
         await asyncio.sleep(1.5)
         assert running == [1]
         release.set()
@@ -219,6 +222,10 @@ async def test_losing_the_database_is_no_crash_of_the_task() -> None:
         await until(lambda: len(attempts) == 5)
     assert attempts == [1] * 5
     assert (await fleet.store.status()).counts["dead"] == 0
+
+
+def runs(fleet: Fleet) -> set[tuple[str, Any]]:
+    return {(task, payload) for _, task, payload in fleet.done}
 
 
 def owners(fleet: Fleet) -> set[str]:

@@ -112,6 +112,17 @@ async def test_what_came_to_an_end_is_no_suspect(store: Notebook) -> None:
     assert (await successor(other)).journal.crashes(task(1, "a")) == 0
 
 
+async def test_an_end_is_known_before_anything_else_starts(store: Notebook) -> None:
+    """A process that dies of the next one must not cast suspicion on one that is done, also not in another slot."""
+    relay = Relay(store)
+    await relay.take(1, 2)
+    await relay.journal.start(task(1, "good"))
+    relay.journal.end(task(1, "good"), was_tried=True)
+    await relay.journal.start(task(2, "bad"))
+    other = await successor(relay)
+    assert (other.journal.crashes(task(1, "good")), other.journal.crashes(task(2, "bad"))) == (0, 1)
+
+
 async def test_what_was_not_tried_stays_a_suspect(store: Notebook) -> None:
     relay = Relay(store)
     await relay.take(1)

@@ -132,9 +132,9 @@ async def test_an_idle_process_that_is_gone_is_replaced(store: MemoryStore, tmp_
         for number in range(2):
             schedule(store, jobs.pid, str(log), key="k")
             await until(lambda number=number: log.exists() and len(log.read_text().splitlines()) == number + 1)
-            await until(lambda: not relay._session or not relay._session.pumps[0].in_flight)
-            os.kill(int(log.read_text().splitlines()[-1].split()[0]), signal.SIGKILL)
+            await until(lambda: relay._session and not any(pump.in_flight for pump in relay._session.pumps))
             pid = int(log.read_text().splitlines()[-1].split()[0])
+            os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: not is_running(pid))
     assert (await store.status()).counts["dead"] == 0
 

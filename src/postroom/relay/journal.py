@@ -67,8 +67,8 @@ class Journal:
             self._waiting.pop(written, None)
 
     def end(self, message: Message, *, was_tried: bool) -> None:
-        """It came to an end, be it a good one or not. Written down with the next one that starts, or when there is
-        time: a note that is out of date makes somebody a suspect for nothing, and no more."""
+        """It came to an end, be it a good one or not. Written down before the next one starts in whatever slot, so
+        that what that one does is not laid at this one's door; or when there is time."""
         slot, id = message.slot, message.id
         was_running = self._running.get(slot, {}).pop(id, None) is not None
         if was_running:
@@ -92,7 +92,7 @@ class Journal:
     async def _write_waiting(self) -> None:
         while waiting := {written: slot for written, slot in self._waiting.items() if not written.done()}:
             try:
-                refused = await self._write(set(waiting.values()))
+                refused = await self._write({*waiting.values(), *self._changed})
             except StoreError as error:
                 for written in waiting:
                     if not written.done():

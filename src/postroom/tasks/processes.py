@@ -62,7 +62,14 @@ class Processes:
 
     async def run(self, job: Job, timeout: float | None) -> Outcome:
         """What became of it. After the time-out, and when this is cancelled, it runs no more."""
-        worker, loop = self._take(), asyncio.get_running_loop()
+        if (worker := self._idle_one()) is not None:
+            outcome = await self._run(worker, job, timeout)
+            if not isinstance(outcome.error, GoneBefore):
+                return outcome
+        return await self._run(_Worker(), job, timeout)
+
+    async def _run(self, worker: _Worker, job: Job, timeout: float | None) -> Outcome:
+        loop = asyncio.get_running_loop()
         begun: asyncio.Future[None] = loop.create_future()
         future = self._threads.run(lambda: worker.run(job, lambda: loop.call_soon_threadsafe(_set, begun)))
         done = asyncio.wrap_future(future)
@@ -81,11 +88,11 @@ class Processes:
         error = outcome.error if outcome.error is not None else outcome.result
         return Outcome(None, error if isinstance(error, BaseException) else None)
 
-    def _take(self) -> _Worker:
+    def _idle_one(self) -> _Worker | None:
         while self._idle:
             if (worker := self._idle.pop()).is_alive():
                 return worker
-        return _Worker()
+        return None
 
     def close(self) -> None:
         while self._idle:
@@ -98,6 +105,10 @@ class ProcessDied(Exception):
     """The process that a task ran in is gone."""
 
 
+class GoneBefore(ProcessDied):
+    """Before the task began: if the process had done others, it need not be for what it was asked."""
+
+
 class _Worker:
     def __init__(self) -> None:
         self._connection, theirs = SPAWN.Pipe()
@@ -107,15 +118,17 @@ class _Worker:
 
     def run(self, job: Job, begin: Callable[[], object]) -> BaseException | None:
         """Returns what the function raised; blocks meanwhile. `begin` is called when it begins."""
+        death: type[ProcessDied] = GoneBefore
         try:
             self._connection.send(job)
             if (answer := self._connection.recv()) != BEGUN:
                 return answer
+            death = ProcessDied
             begin()
             return self._connection.recv()
         except (EOFError, OSError):
             self._process.join()
-            raise ProcessDied(f"its process died with exit status {self._process.exitcode}") from None
+            raise death(f"its process died with exit status {self._process.exitcode}") from None
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
