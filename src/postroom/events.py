@@ -55,6 +55,8 @@ class Retried(Event):
     message: Message
     error: str
     delay: float
+    was_tried: bool = True
+    """False if it was only postponed, so that no attempt was counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from uuid import UUID
 
 from sqlalchemy import Engine, MetaData
 
-from .checks import class_name, name_in, optional_name, refuse, short, text_in
+from .checks import (
+    LONGEST_DELAY,
+    class_name,
+    delay_in,
+    headers_in,
+    id_in,
+    moment_in,
+    name_in,
+    optional_name,
+    refuse,
+    short,
+)
 from .clock import Clock
 from .connections import function_for
 from .connections.dialects import ddl
@@ -46,9 +56,6 @@ OnFull = Literal["raise", "block"]
 HeadersHook = Callable[[], Mapping[str, str] | None]
 
 MAX_PAYLOAD = 1024 * 1024
-RESERVED_PREFIX = "postroom-"
-"""Of header names: these are ours."""
-LONGEST_DELAY = 100 * 365 * 86_400.0
 
 _NOTHING: Final[Any] = object()
 
@@ -206,6 +213,29 @@ class Outbox:
             await write(connection, self._writer, self._with_copies(rows))
         return [row.message for row in rows]
 
+    # --- again
+
+    def resend(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
+        """Write messages once more that were written before. Each keeps its id, so that an inbox drops it where it
+        arrived, and is counted as one more replay, so that no broker drops it for its id.
+
+        It goes to its own topic alone, at once, without an idempotency key; and not from an outbox with
+        `order="strict"`, where it would be given a new number.
+        """
+        write = function_for(connection, "write", "outbox.resend")
+        rows = self._rows_again(messages)
+        if rows:
+            write(connection, self._writer, rows)
+        return [row.message for row in rows]
+
+    async def resend_async(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
+        """`resend` for async connections."""
+        write = function_for(connection, "write_async", "outbox.resend")
+        rows = self._rows_again(messages)
+        if rows:
+            await write(connection, self._writer, rows)
+        return [row.message for row in rows]
+
     # --- tables
 
     def create_tables(self, connection: Any) -> None:
@@ -247,11 +277,24 @@ class Outbox:
             refuse("message", message, f"is a {class_name(message)}", "give postroom.Message objects")
         return self._compose(message, message, is_new=False)
 
+    def _rows_again(self, messages: Iterable[Message]) -> list[Row]:
+        if self.order == "strict":
+            raise ConfigurationError(
+                f"outbox {self.name!r} has order='strict': what is sent again would be given a new number, and be "
+                "taken for a new message; use an outbox with order='key'"
+            )
+        return [self._row_again(message) for message in messages]
+
+    def _row_again(self, message: Message) -> Row:
+        row = self._row_of(replace(message, idempotency_key=None, delay=None, deliver_at=None))
+        row.message.replays = message.replays + 1
+        return row
+
     def _compose(self, message: Message, given: Message | None, *, is_new: bool) -> Row:
         headers = self._headers(message.headers)
         key = optional_name("key", message.key, "use None for no order")
         idempotency_key = optional_name("idempotency_key", message.idempotency_key)
-        id = _canonical_id(message.id)
+        id = id_in(message.id)
         topic, type = name_in("topic", message.topic), optional_name("type", message.type)
         payload, content_type = encode(message.payload, self.serializer, message.content_type)
         self._check_size(payload, topic, type)
@@ -265,8 +308,8 @@ class Outbox:
             id=id,
             content_type=name_in("content_type", content_type),
             idempotency_key=idempotency_key,
-            deliver_at=_moment("deliver_at", message.deliver_at),
-            expires_at=_moment("expires_at", message.expires_at),
+            deliver_at=moment_in("deliver_at", message.deliver_at),
+            expires_at=moment_in("expires_at", message.expires_at),
             slot=slot_of(key, id),
             **_UNKNOWN_YET,
         )
@@ -311,7 +354,7 @@ class Outbox:
 
     def _headers(self, own: object) -> dict[str, str]:
         defaults = self._default_headers() if self._default_headers else None
-        return {**_headers_in("the headers hook's answer", defaults), **_headers_in("headers", own)}
+        return {**headers_in("the headers hook's answer", defaults), **headers_in("headers", own)}
 
     def limit_payloads(self, limits: Mapping[str, int | None]) -> None:
         """By globs on topics: what their destinations take at most, in bytes. A relay that is given this outbox calls
@@ -348,7 +391,7 @@ class Outbox:
                 "deliver_at and delay cannot be used with order='strict': a number is taken now, and would hold up its "
                 "key until then; use an outbox with order='key' for delayed messages"
             )
-        return None if message.delay is None else _delay_seconds(message.delay)
+        return None if message.delay is None else delay_in(message.delay)
 
 
 _UNKNOWN_YET: dict[str, Any] = {"position": 0, "attempt": 1, "epoch": 0, "replays": 0, "created_at": None}
@@ -381,65 +424,6 @@ def _is_template(text: object) -> bool:
 def _key_of_copy(key: str, topic: str) -> str:
     whole = f"{key}#{topic}"
     return whole if len(whole) <= LONGEST_NAME else sha256(whole.encode()).hexdigest()
-
-
-# --- limits: each refusal names the field, the value and the remedy
-
-
-def _headers_in(field: str, headers: object) -> dict[str, str]:
-    if headers is None:
-        return {}
-    if not isinstance(headers, Mapping):
-        refuse(field, headers, f"is a {class_name(headers)}", "give a mapping from names to texts")
-    return dict(_header(name, value) for name, value in cast(Mapping[object, object], headers).items())
-
-
-def _header(name: object, value: object) -> tuple[str, str]:
-    checked = name_in("header name", name)
-    if checked.lower().startswith(RESERVED_PREFIX):
-        refuse("header name", name, f"begins with {RESERVED_PREFIX!r}, which is Postroom's own", "choose another")
-    if not isinstance(value, str):
-        refuse(f"header {short(checked)}", value, f"is a {class_name(value)}, not a text", "use str(…)")
-    return checked, text_in(f"header {short(checked)}", value)
-
-
-def _canonical_id(value: object) -> str:
-    try:
-        return str(value if isinstance(value, UUID) else UUID(cast(str, value)))
-    except (ValueError, AttributeError, TypeError):
-        refuse("id", value, "is no UUID", "give a uuid.UUID or its text, or leave it out")
-
-
-def _moment(field: str, value: object) -> datetime | None:
-    if value is None:
-        return None
-    if not isinstance(value, datetime):
-        refuse(field, value, f"is a {class_name(value)}, not a datetime", "give a datetime with a time zone")
-    if value.utcoffset() is None:
-        refuse(field, value, "has no time zone", f"write {field}=datetime.now(UTC) + …, or add tzinfo")
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        refuse(field, value, "is out of range in UTC", "choose a nearer time")
-
-
-def _delay_seconds(value: object) -> float:
-    """Zero and less are fine: due at once."""
-    try:
-        length = _length(value)
-    except ConfigurationError as error:
-        raise InvalidMessage(str(error)) from error
-    if not math.isfinite(length) or abs(length) > LONGEST_DELAY:
-        refuse("delay", value, "is out of range", "give at most 100 years")
-    return length
-
-
-def _length(value: object) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return seconds(value, name="delay")
 
 
 def _known_order(order: object) -> Order:

@@ -260,6 +260,12 @@ class Retry(NamedTuple):
     error: str
 
 
+class Postponement(Retry):
+    """Not tried, so no attempt was counted. To a store it is a retry like others."""
+
+    __slots__ = ()
+
+
 class Dead(NamedTuple):
     """Gave up. `holding`: its key is held until somebody decides. `revive_after`: it tries again by itself."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
 import subprocess
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from postroom import Desk, DestinationUnavailable, Message, MessageRejected, Outbox, Relay
+from postroom import Desk, DestinationUnavailable, Inbox, Message, MessageRejected, Outbox, Received, Relay
 from postroom.ports import Store
 from postroom.relay.wiring import store_for
+from postroom.stores.inbox_schema import define_inbox_tables
 from postroom.stores.schema import define_tables
 
 from ..conftest import Database
@@ -24,8 +26,8 @@ from .clients import DRIVERS, SERVERS, SqlError, run_sql
 from .markdown import ROOT, blocks
 
 PAGE = (ROOT / "docs/how-to/roles.md").read_text(encoding="utf-8")
-ROLES = ("postroom_owner", "postroom_relay", "postroom_operator", "shop")
-TABLES = [table.name for table in define_tables().all()]
+ROLES = ("postroom_owner", "postroom_relay", "postroom_operator", "shop", "billing")
+TABLES = [table.name for table in (*define_tables().all(), *define_inbox_tables().all())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Place:
 
     def url(self, role: str) -> str:
         return make_url(self.administrator).set(username=f"{role}_{self.mark}").render_as_string(hide_password=False)
+
+    def postroom(self, role: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", "postroom", "--store", self.url(role), *arguments]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def may(self, role: str, sql: str) -> bool:
         try:
@@ -66,9 +72,11 @@ def place(request: pytest.FixtureRequest, empty_database: Database) -> Iterator[
     run_sql(place.administrator, "CREATE TABLE orders (id integer);")
     run_sql(place.administrator, place.sql(0))
     try:
-        init = [sys.executable, "-m", "postroom", "--store", place.url("postroom_owner"), "init"]
-        subprocess.run(init, check=True, capture_output=True)
-        run_sql(place.url("postroom_owner") if place.kind == "postgresql" else place.administrator, place.sql(1))
+        granter = place.url("postroom_owner") if place.kind == "postgresql" else place.administrator
+        place.postroom("postroom_owner", "init")
+        run_sql(granter, place.sql(1))
+        place.postroom("postroom_owner", "inbox", "init")
+        run_sql(granter, place.sql(2))
         yield place
     finally:
         place.drop_roles()
@@ -155,6 +163,26 @@ async def test_a_relay_can_wait_out_an_outage_and_clean_up(place: Place) -> None
         await store.close()
 
 
+def test_a_consumer_can_handle_and_forget_and_an_operator_can_look_after_it(place: Place) -> None:
+    inbox = Inbox(create_tables=False, window=0.000_001)
+    engine = create_engine(make_url(place.url("billing")).set(drivername=DRIVERS[place.kind]))
+    for number in (1, 2):
+        message = Received(id=f"{number}", topic="ledger", key="b", sequence=number, generation=1)
+        for is_first in (True, False):
+            with engine.begin() as connection:
+                assert inbox.first_time(connection, message.id) is is_first
+                assert inbox.in_turn(connection, message) is is_first
+    [consumer] = json.loads(place.postroom("postroom_operator", "inbox", "status", "--json"))["consumers"]
+    assert (consumer["messages"], consumer["keys"]) == (2, 1)
+    assert place.may("billing", "SELECT sent FROM postroom_inbox FOR UPDATE; UPDATE postroom_inbox SET sent = '[]';")
+    with engine.begin() as connection:
+        assert inbox.clean(connection, limit=1) == 1
+    engine.dispose()
+    assert json.loads(place.postroom("postroom_operator", "inbox", "clean", "--window", "1ms", "--json")) == {
+        "forgotten": 1
+    }
+
+
 @pytest.mark.parametrize("place", ["postgresql"], indirect=True)
 async def test_the_application_can_ring_and_the_relay_can_hear(place: Place) -> None:
     async with relay_of(place, Destination()), Desk(place.url("postroom_operator")) as desk, asyncio.timeout(60):
@@ -187,6 +215,28 @@ def test_a_relay_can_neither_make_tables_nor_see_others(place: Place) -> None:
         assert not place.may("postroom_relay", f"{sql};"), sql
 
 
+def test_a_consumer_can_only_handle(place: Place) -> None:
+    for sql in (
+        "DELETE FROM postroom_inbox_marks",
+        "SELECT id FROM postroom_outbox",
+        "INSERT INTO postroom_outbox (id) VALUES ('1')",
+        "CREATE TABLE other (id integer)",
+        "DROP TABLE postroom_inbox",
+        "SELECT * FROM orders",
+    ):
+        assert not place.may("billing", f"{sql};"), sql
+    for role in ("shop", "postroom_relay"):
+        assert not place.may(role, "SELECT message_id FROM postroom_inbox;"), role
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+def test_a_consumer_cannot_change_what_it_has_handled_and_when(place: Place) -> None:
+    for column in ("message_id", "token"):
+        assert not place.may("billing", f"UPDATE postroom_inbox SET {column} = 'x';"), column
+    assert not place.may("billing", "UPDATE postroom_inbox SET received_at = now();")
+    assert not place.may("billing", "UPDATE postroom_inbox_marks SET topic = 'x';")
+
+
 def test_an_operator_can_neither_take_slots_nor_change_what_is_pending(place: Place) -> None:
     for sql in (
         "UPDATE postroom_leases SET owner = 'me'",
@@ -196,6 +246,8 @@ def test_an_operator_can_neither_take_slots_nor_change_what_is_pending(place: Pl
         "DELETE FROM postroom_later",
         "DELETE FROM postroom_holds",
         "UPDATE postroom_meta SET value = '9'",
+        "UPDATE postroom_inbox_marks SET sequence = 0",
+        "DELETE FROM postroom_inbox_marks",
         "CREATE TABLE other (id integer)",
         "SELECT * FROM orders",
     ):

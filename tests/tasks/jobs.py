@@ -60,6 +60,23 @@ def hangs(payload: str) -> None:
     time.sleep(60)
 
 
+@tasks.task("waits")
+def waits(payload: str) -> None:
+    """Until somebody adds to what it says."""
+    say(payload, "begins")
+    said = Path(payload).stat().st_size
+    while Path(payload).stat().st_size == said:
+        time.sleep(0.005)
+    say(payload, "ends")
+
+
+@tasks.task("hangs.once")
+def hangs_once(payload: str, context: TaskContext) -> None:
+    say(payload, context.attempt)
+    if context.attempt == 1:
+        time.sleep(60)
+
+
 @tasks.task("brief", timeout="50ms")
 def brief(payload: str) -> None:
     say(payload, "done")

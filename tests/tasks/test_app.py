@@ -14,6 +14,7 @@ import pytest
 
 from postroom import Message, Outbox
 from postroom.message import TASKS_TOPIC
+from tests.waiting import LONG, eventually
 
 APP = """
 from postroom import Outbox, Tasks
@@ -29,10 +30,18 @@ def say(payload: str) -> None:
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "postroom", "--store", "sqlite:///shop.db", "drain", *arguments]
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "postroom", "--store", "sqlite:///shop.db", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("POSTROOM_")}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with start(folder, "drain", *arguments) as process:
+        stdout, stderr = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 @pytest.fixture
@@ -60,6 +69,19 @@ def test_they_may_be_in_the_configuration_and_have_an_outbox_of_their_own(folder
     schedule(folder, Outbox("other"), "hello")
     (folder / "postroom.toml").write_text('app = "shop.other:tasks"\n')
     assert json.loads(run(folder, "--json").stdout)["delivered"] == 1
+
+
+def test_a_relay_names_the_outbox_that_it_serves(folder: Path) -> None:
+    schedule(folder, Outbox("other"), "hello")
+    with start(folder, "relay", "--app", "shop.other:tasks") as relay:
+        try:
+            eventually((folder / "said").exists)
+            relay.terminate()
+            _, stderr = relay.communicate(timeout=LONG)
+        finally:
+            relay.kill()
+    assert (relay.returncode, (folder / "said").read_text()) == (0, "hello")
+    assert "serving outbox 'other' in sqlite:///shop.db: tasks of shop.other:tasks" in stderr
 
 
 def test_a_relay_may_have_destinations_and_tasks(folder: Path) -> None:

@@ -8,6 +8,8 @@ from datetime import datetime
 from itertools import count
 from typing import Any
 
+import pytest
+
 from postroom import Block, Message, Outbox, Relay, TaskContext, Tasks, events
 from postroom.message import slot_of
 from postroom.stores.memory import MemoryStore
@@ -99,6 +101,15 @@ async def test_one_that_nobody_knows_waits_and_then_its_handler_decides() -> Non
     assert entry is not None
     assert (entry.state, entry.attempts, asked) == ("dead", 1, ["new 1"])
     assert diary.of(events.Retried), "it was given some time"
+
+
+async def test_one_that_waits_is_not_said_to_have_failed(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet()
+    message = fleet.schedule("new", 1, key="k")
+    async with fleet.relay(fleet.version("blue", "old")):
+        await until(lambda: f"message {message.id}" in caplog.text)
+    assert f"message {message.id} (postroom.tasks, key 'k') waits, next in 1 s" in caplog.text
+    assert "failed" not in caplog.text
 
 
 async def test_a_relay_that_knows_it_and_comes_in_time_runs_it_with_all_its_attempts() -> None:

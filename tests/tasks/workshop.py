@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from postroom import Message, Outbox, Relay, Report, Tasks
 from postroom.stores.memory import MemoryStore
+
+
+@dataclass
+class Email:
+    to: str
+    subject: str = "Hello"
+    on: date | None = None
 
 
 class Workshop:

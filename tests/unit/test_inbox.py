@@ -64,7 +64,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         ("", "message_id '' is empty"),
         (None, "message_id None is a NoneType, not a text"),
         (5, "is a int, not a text"),
-        (b"1", "is a bytes"),
+        (b"1", r"is a bytes, not a text; use message_id\.decode\(\)"),
         ("x" * 256, "has 256 characters; shorten it to at most 255"),
         ("a\x00b", "NUL"),
         ("\ud800", "half a character"),

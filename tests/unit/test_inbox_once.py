@@ -222,7 +222,7 @@ def test_a_strict_handler_is_called_in_turn(engine: Engine) -> None:
 
     send(1)
     send(1)
-    with pytest.raises(SequenceGap):
+    with pytest.raises(SequenceGap, match=r"accept the gap with inbox\.in_turn\(…, on_gap='accept'\)"):
         send(3)
     send(2, is_tombstone=True)
     send(3)

@@ -52,6 +52,21 @@ async def test_a_refused_message_is_tried_again_and_then_goes_before_those_behin
     assert [message.id for message in shop.arrived] == [first.id, second.id]
 
 
+async def test_each_failure_is_logged_with_the_message_and_what_it_failed_of(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = shop.add(key="k")
+
+    def publish(message: Message) -> None:
+        raise ValueError("not this one")
+
+    await shop.relay(publish, retry="steps 0s").drain()
+    failed, dead = [record.getMessage() for record in caplog.records if message.id in record.getMessage()]
+    assert "(orders, key 'k') failed at attempt 1, next in 0 s: ValueError: not this one" in failed
+    assert "is dead (attempts)" in dead
+    assert "ValueError: not this one" in dead
+
+
 @pytest.mark.parametrize(("on_dead", "arrives"), [("block", False), ("continue", True)])
 async def test_a_dead_message_holds_its_key_or_lets_it_go_on(shop: Shop, on_dead: str, arrives: bool) -> None:
     bad, behind = shop.add(key="k"), shop.add(key="k")

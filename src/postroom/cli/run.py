@@ -78,7 +78,7 @@ def relay(invocation: Invocation, **flags: Any) -> None:
     """
     configuration = invocation.configuration(**flags)
     running = _relay(configuration)
-    note(f"serving {_served(configuration)}")
+    note(f"serving {_served(configuration, running)}")
     collect_garbage_less()
     asyncio.run(_serve(running))
 
@@ -170,11 +170,11 @@ def _targets(configuration: Configuration) -> Mapping[str, str]:
     return {} if routes is None else routes.targets
 
 
-def _served(configuration: Configuration) -> str:
+def _served(configuration: Configuration, running: Relay) -> str:
     routes = [f"{glob} → {redact(url)}" for glob, url in _targets(configuration).items()]
     if configuration.app is not None:
         routes.append(f"tasks of {configuration.app}")
-    return f"outbox {configuration.name!r} in {place_of(configuration)}: {', '.join(routes)}"
+    return f"outbox {running.outbox.name!r} in {place_of(configuration)}: {', '.join(routes)}"
 
 
 # --- demo

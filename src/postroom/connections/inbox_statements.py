@@ -40,7 +40,10 @@ class InboxStatements:
         inbox, marks = tables.inbox, tables.marks
         remember = dialect.insert_missing(inbox)
         self.remember: Executable = remember.returning(inbox.c.token) if dialect.tells_new else remember
-        self.token: Executable = select(inbox.c.token).where(_matches(inbox.c, "consumer", "message_id"))
+        is_message = _matches(inbox.c, "consumer", "message_id")
+        self.token: Executable = select(inbox.c.token).where(is_message)
+        self.sent: Executable = select(inbox.c.sent).where(is_message).with_for_update()  # as it is, not as it was
+        self.note_sent: Executable = update(inbox).where(is_message).values(sent=bindparam("text"))
         self.make_mark: Executable = dialect.insert_missing(marks)
         is_mark = _matches(marks.c, "consumer", "topic", "key")
         self.mark: Executable = select(marks.c.generation, marks.c.sequence).where(is_mark).with_for_update()

@@ -68,6 +68,36 @@ class FirstTime:
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What was noted with a message that was handled."""
+
+    consumer: str
+    message_id: str
+
+    def through(self, statements: InboxStatements) -> Procedure[str | None]:
+        name = {"the_consumer": self.consumer, "the_message_id": self.message_id}
+        found = yield Step(statements.sent, [name], returns=True)
+        return found[0][0] if found else None
+
+    def within(self, notes: Notes) -> str | None:
+        return notes.recall(("sent", self.consumer, self.message_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteSent:
+    consumer: str
+    message_id: str
+    text: str | None
+
+    def through(self, statements: InboxStatements) -> Procedure[None]:
+        name = {"the_consumer": self.consumer, "the_message_id": self.message_id}
+        yield Step(statements.note_sent, [{**name, "text": self.text}])
+
+    def within(self, notes: Notes) -> None:
+        notes.note(("sent", self.consumer, self.message_id), self.text)
+
+
 class Mark(NamedTuple):
     """How far a consumer is with a topic and key."""
 
@@ -157,8 +187,9 @@ class Clean:
         now = notes.now() if self.clock is None else self.clock.now()
         until = now - timedelta(seconds=self.window)
         old = sorted((at, name) for name, at in notes.noted("message") if at <= until)[: self.limit]
-        for _, name in old:
-            notes.note(name, None)
+        for _, (_, *message) in old:
+            notes.note(("message", *message), None)
+            notes.note(("sent", *message), None)
         return len(old)
 
     def _until(self) -> Values:

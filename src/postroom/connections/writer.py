@@ -197,8 +197,11 @@ class Writer:
         if self.strict:
             yield from self._number(rows, statements)
         now = self.clock.now() if self.clock else None
-        if hot := [_columns(row, now) for row in rows if not row.is_later]:
-            yield Step(statements.insert_hot_and_ring if rings else statements.insert_hot, hot)
+        insert_hot = statements.insert_hot_and_ring if rings else statements.insert_hot
+        if hot := [_columns(row, now) for row in rows if not row.is_later and not row.message.replays]:
+            yield Step(insert_hot, hot)
+        if again := [{**_columns(row, now), "replays": row.message.replays} for row in rows if row.message.replays]:
+            yield Step(insert_hot, again)
         if later := [{**_columns(row, now), **_due(row, now)} for row in rows if row.is_later]:
             yield Step(statements.insert_later, later)
         if claims := [_claim_of(row) for row in rows if row.message.duplicate is False and row.token != row.message.id]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -15,16 +15,20 @@ from ..connections import function_for
 from ..connections.dialects import ddl
 from ..connections.keeper import Keeper
 from ..connections.procedure import sync_engine
-from ..connections.requests import Census, Clean, Consumer, FirstTime, Gap, Mark, Turn
+from ..connections.requests import Census, Clean, Consumer, FirstTime, Gap, Mark, NoteSent, Sent, Turn
 from ..duration import Duration, seconds
 from ..errors import ConfigurationError, InvalidMessage, SequenceGap
+from ..message import Message
 from ..stores.inbox_schema import InboxTables, define_inbox_tables, inbox_tables_of
 from ..stores.schema import prefix_of
 from ..wire.received import Received
 from .once import Handled, Handler, MakeSession, handled_once
+from .replies import checked_replies, pack, unpack
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from ..outbox import Outbox
 
 OnGap = Literal["raise", "accept"]
 
@@ -122,16 +126,82 @@ class Inbox:
 
     # --- handlers
 
-    def once(self, *, consumer: str, session: MakeSession, strict: bool = False) -> Callable[[Handler], Handled]:
+    def once(
+        self, *, consumer: str, session: MakeSession, strict: bool = False, replies: Outbox | None = None
+    ) -> Callable[[Handler], Handled]:
         """Make a function `handler(received, session)`, sync or async, one that handles each message once.
 
         What is made takes a `Received`, opens `session()`, begins a transaction, and calls the handler if it is the
         first time; with `strict`, if it is its turn. If the handler returns, everything is committed and its result
         returned; if it raises, everything is rolled back, and the message may come again. For a duplicate, and for a
         tombstone, nothing is called, and None is returned.
+
+        With `replies`, what the handler returns, a `Message` or several, is written to that outbox in the same
+        transaction, and remembered. A duplicate has it sent again, with the same ids: whoever asks twice is answered
+        twice, and what was asked for is done once.
         """
         consumer = name_in("consumer", consumer)
-        return lambda handler: handled_once(self, handler, consumer=consumer, make_session=session, strict=strict)
+        return lambda handler: handled_once(
+            self, handler, consumer=consumer, make_session=session, strict=strict, replies=replies
+        )
+
+    # --- replies
+
+    def reply(
+        self,
+        connection: Any,
+        message_id: str | UUID,
+        messages: Iterable[Message],
+        *,
+        outbox: Outbox,
+        consumer: str = "default",
+    ) -> list[Message]:
+        """Write messages to the outbox, and remember them as what this consumer sent for the message that it handles,
+        instead of what was remembered before. `first_time` said that it is the first."""
+        given = checked_replies(messages, outbox)
+        written = outbox.add_many(connection, given)
+        self._run(connection, "reply", self._note_sent(message_id, consumer, given, written))
+        return written
+
+    async def reply_async(
+        self,
+        connection: Any,
+        message_id: str | UUID,
+        messages: Iterable[Message],
+        *,
+        outbox: Outbox,
+        consumer: str = "default",
+    ) -> list[Message]:
+        """`reply` for `AsyncSession` and async connections."""
+        given = checked_replies(messages, outbox)
+        written = await outbox.add_many_async(connection, given)
+        await self._run_async(connection, "reply", self._note_sent(message_id, consumer, given, written))
+        return written
+
+    def reply_again(
+        self, connection: Any, message_id: str | UUID, *, outbox: Outbox, consumer: str = "default"
+    ) -> list[Message]:
+        """Send once more what this consumer sent for a message that it has handled: see `Outbox.resend`. Nothing, if
+        that was nothing, or is forgotten."""
+        text = self._run(connection, "reply_again", self._sent(message_id, consumer))
+        if text is None:
+            return []
+        given = unpack(text)
+        written = outbox.resend(connection, given)
+        self._run(connection, "reply_again", self._note_sent(message_id, consumer, given, written))
+        return written
+
+    async def reply_again_async(
+        self, connection: Any, message_id: str | UUID, *, outbox: Outbox, consumer: str = "default"
+    ) -> list[Message]:
+        """`reply_again` for `AsyncSession` and async connections."""
+        text = await self._run_async(connection, "reply_again", self._sent(message_id, consumer))
+        if text is None:
+            return []
+        given = unpack(text)
+        written = await outbox.resend_async(connection, given)
+        await self._run_async(connection, "reply_again", self._note_sent(message_id, consumer, given, written))
+        return written
 
     # --- upkeep
 
@@ -177,6 +247,15 @@ class Inbox:
     def _first_time(self, message_id: object, consumer: str) -> FirstTime:
         return FirstTime(consumer=name_in("consumer", consumer), message_id=_id(message_id), clock=self.clock)
 
+    def _sent(self, message_id: object, consumer: str) -> Sent:
+        return Sent(consumer=name_in("consumer", consumer), message_id=_id(message_id))
+
+    def _note_sent(
+        self, message_id: object, consumer: str, given: Sequence[Message], written: Sequence[Message]
+    ) -> NoteSent:
+        text = pack(given, written) if given else None
+        return NoteSent(consumer=name_in("consumer", consumer), message_id=_id(message_id), text=text)
+
     def _turn(self, received: Received, consumer: str, on_gap: str) -> Turn:
         if on_gap not in ("raise", "accept"):
             raise ConfigurationError(f"on_gap={on_gap!r} is not known; choose 'raise' or 'accept'")
@@ -207,7 +286,7 @@ class Inbox:
             )
             if not turn.leaps:
                 raise SequenceGap(
-                    f"{gap}: wait for what is missing, or go on with on_gap='accept'",
+                    f"{gap}: wait for what is missing, or accept the gap with inbox.in_turn(…, on_gap='accept')",
                     expected=verdict.expected,
                     got=turn.message.sequence,
                 )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..checks import short
 from ..connections import kind_of
 from ..errors import ConfigurationError, InvalidMessage
 from ..wire.received import Received
+from .replies import check_outbox, returned_replies
 
 if TYPE_CHECKING:
+    from ..message import Message
+    from ..outbox import Outbox
     from .inbox import Inbox
 
 Handler = Callable[[Received, Any], Any]
@@ -24,34 +28,89 @@ MakeSession = Callable[[], Any]
 logger = logging.getLogger("postroom.inbox")
 
 
-def handled_once(inbox: Inbox, handler: Any, *, consumer: str, make_session: MakeSession, strict: bool) -> Handled:
+def handled_once(
+    inbox: Inbox, handler: Any, *, consumer: str, make_session: MakeSession, strict: bool, replies: Outbox | None
+) -> Handled:
     """See `Inbox.once`."""
     _check(handler, make_session)
-
-    def is_new(session: Any, received: Received) -> bool:
-        if strict:
-            return inbox.in_turn(session, received, consumer=consumer)
-        return inbox.first_time(session, received.id, consumer=consumer) and not received.is_tombstone
-
-    async def is_new_async(session: Any, received: Received) -> bool:
-        if strict:
-            return await inbox.in_turn_async(session, received, consumer=consumer)
-        return await inbox.first_time_async(session, received.id, consumer=consumer) and not received.is_tombstone
+    if replies is not None:
+        _check_replies(replies, strict)
+    once = _Once(inbox, handler, consumer, make_session, strict, replies)
 
     def handle(received: Received) -> Any:
-        _check_received(received)
-        with _opened(make_session(), handler) as session:
-            return _plain(handler(received, session), handler) if is_new(session, received) else _skip(received)
+        return once.handle(received)
 
     async def handle_async(received: Received) -> Any:
-        _check_received(received)
-        async with _opened_async(make_session(), handler) as session:
-            return await handler(received, session) if await is_new_async(session, received) else _skip(received)
-
-    def _skip(received: Received) -> None:
-        logger.debug("consumer %r has nothing to do for message %s: it is no new one", consumer, received.id)
+        return await once.handle_async(received)
 
     return _named(handle_async if _is_async(handler) else handle, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Once:
+    inbox: Inbox
+    handler: Any
+    consumer: str
+    make_session: MakeSession
+    strict: bool
+    replies: Outbox | None
+
+    def handle(self, received: Received) -> Any:
+        _check_received(received)
+        with _opened(self.make_session(), self.handler) as session:
+            if not self._is_new(session, received):
+                return self._answer_again(session, received)
+            result = _plain(self.handler(received, session), self.handler)
+            self._answer(session, received, result)
+            return result
+
+    async def handle_async(self, received: Received) -> Any:
+        _check_received(received)
+        async with _opened_async(self.make_session(), self.handler) as session:
+            if not await self._is_new_async(session, received):
+                return await self._answer_again_async(session, received)
+            result = await self.handler(received, session)
+            await self._answer_async(session, received, result)
+            return result
+
+    def _is_new(self, session: Any, received: Received) -> bool:
+        if self.strict:
+            return self.inbox.in_turn(session, received, consumer=self.consumer)
+        return self.inbox.first_time(session, received.id, consumer=self.consumer) and not received.is_tombstone
+
+    async def _is_new_async(self, session: Any, received: Received) -> bool:
+        if self.strict:
+            return await self.inbox.in_turn_async(session, received, consumer=self.consumer)
+        is_first = await self.inbox.first_time_async(session, received.id, consumer=self.consumer)
+        return is_first and not received.is_tombstone
+
+    def _answer(self, session: Any, received: Received, result: Any) -> None:
+        if self.replies is not None:
+            messages = returned_replies(result, _called(self.handler))
+            self.inbox.reply(session, received.id, messages, outbox=self.replies, consumer=self.consumer)
+
+    async def _answer_async(self, session: Any, received: Received, result: Any) -> None:
+        if self.replies is not None:
+            messages = returned_replies(result, _called(self.handler))
+            await self.inbox.reply_async(session, received.id, messages, outbox=self.replies, consumer=self.consumer)
+
+    def _answer_again(self, session: Any, received: Received) -> None:
+        again: list[Message] = []
+        if self.replies is not None:
+            again = self.inbox.reply_again(session, received.id, outbox=self.replies, consumer=self.consumer)
+        self._say(received, again)
+
+    async def _answer_again_async(self, session: Any, received: Received) -> None:
+        again: list[Message] = []
+        if self.replies is not None:
+            again = await self.inbox.reply_again_async(
+                session, received.id, outbox=self.replies, consumer=self.consumer
+            )
+        self._say(received, again)
+
+    def _say(self, received: Received, again: Sequence[Message]) -> None:
+        what = f"sends again what it sent ({len(again)})" if again else "has nothing to do"
+        logger.debug("consumer %r %s for message %s: it is no new one", self.consumer, what, received.id)
 
 
 def _named(made: Handled, handler: Any) -> Handled:
@@ -139,6 +198,15 @@ def _check(handler: Any, make_session: Any) -> None:
         raise ConfigurationError(
             f"{_called(handler)} must take two arguments, the message and the session: {error}"
         ) from None
+
+
+def _check_replies(replies: Outbox, strict: bool) -> None:
+    check_outbox(replies)
+    if strict:
+        raise ConfigurationError(
+            "replies=… and strict=True exclude each other: of a strict stream the inbox remembers how far it is, and "
+            "no single message, so there is none to remember replies with"
+        )
 
 
 def _check_received(received: object) -> None:

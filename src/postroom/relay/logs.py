@@ -18,6 +18,11 @@ class LoggingObserver:
             case events.Delivered() | events.Fetched() | events.Published() | events.Cleaned() | events.Parked():
                 if log.isEnabledFor(logging.DEBUG):
                     log.debug("%s", _daily(event))
+            case events.Retried(message=message, was_tried=False):
+                log.warning(
+                    "%s: message %s (%s, key %r) waits, next in %.3g s: %s",
+                    event.outbox, message.id, message.topic, message.key, event.delay, event.error,
+                )  # fmt: skip
             case events.Retried(message=message):
                 log.warning(
                     "%s: message %s (%s, key %r) failed at attempt %d, next in %.3g s: %s",

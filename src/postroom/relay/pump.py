@@ -13,7 +13,7 @@ from .. import events
 from ..clock import Clock
 from ..errors import NoAnswer, NotAttempted
 from ..message import Message
-from ..ports import Publisher, Settlement, Store
+from ..ports import Postponement, Publisher, Retry, Settlement, Store
 from ..settings import Settings
 from .journal import Journal
 from .outlet import Outlet
@@ -405,7 +405,7 @@ class Pump:
         for retry in settlement.retries:
             if retry.message.slot not in refused:
                 tally.retried += 1
-                self._notice(events.Retried(outbox=name, message=retry.message, error=retry.error, delay=retry.delay))
+                self._notice(_retried(retry, name))
         for dead in settlement.dead:
             if dead.message.slot not in refused:
                 tally.dead += 1
@@ -445,3 +445,10 @@ class Pump:
                     )
                 )
                 await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
+
+
+def _retried(retry: Retry, outbox: str) -> events.Retried:
+    was_tried = not isinstance(retry, Postponement)
+    return events.Retried(
+        outbox=outbox, message=retry.message, error=retry.error, delay=retry.delay, was_tried=was_tried
+    )

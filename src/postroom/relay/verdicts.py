@@ -9,7 +9,7 @@ from typing import Literal
 from ..errors import NotAttempted, Postponed
 from ..failures import describe, is_unavailable
 from ..message import Message
-from ..ports import Dead, Gate, Refund, Retry, Settled, Settlement
+from ..ports import Dead, Gate, Postponement, Refund, Retry, Settled, Settlement
 from .barriers import Barriers
 from .breaker import Failure
 from .gates import HeldKey, Slot
@@ -224,9 +224,10 @@ class Verdicts(Barriers):
             reason = getattr(error, "reason", "rejected") if permanent else "attempts"
             self._bury(message, reason, describe(error), may_hold=True, now=now)
             return
+        kind = Retry
         if isinstance(error, Postponed):
-            message.attempt -= 1
-        self._settlement.retries.append(Retry(message, message.attempt, delay, describe(error)))
+            kind, message.attempt = Postponement, message.attempt - 1
+        self._settlement.retries.append(kind(message, message.attempt, delay, describe(error)))
         if self.is_ordered(message):
             self._hold(message, "retry", now, now + delay)
 

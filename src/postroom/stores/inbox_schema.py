@@ -8,7 +8,7 @@ from functools import cache
 from sqlalchemy import BigInteger, Column, Index, MetaData, Table
 
 from ..errors import ConfigurationError
-from .schema import DEFAULT_PREFIX, Moment, Name, db_now
+from .schema import DEFAULT_PREFIX, Moment, Name, db_now, long_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,7 @@ def define_inbox_tables(
             Column("message_id", name, primary_key=True),
             Column("token", Name(36), nullable=False),
             Column("received_at", Moment, nullable=False, server_default=db_now()),
+            Column("sent", long_text()),
             Index(f"{prefix}inbox_by_time", "received_at"),
             schema=schema,
             mysql_engine="InnoDB",

@@ -130,6 +130,7 @@ def _compose(message: Message, payload: bytes, headers: Mapping[str, str], delay
         content_type=message.content_type,
         expires_at=message.expires_at,
         slot=slot_of(message.key, message.id),
+        replays=message.replays,
         created_at=now,
     )
     return Row(message=written, due_at=due_at)

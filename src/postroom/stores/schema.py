@@ -93,7 +93,7 @@ class Name(TypeDecorator[str]):
         return dialect.type_descriptor(mysql.VARCHAR(self.length, charset="utf8mb4", collation=collation))
 
 
-def _long_text() -> Text:
+def long_text() -> Text:
     """64 KiB, MySQL's usual text, is too little."""
     return Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), "mysql", "mariadb")
 
@@ -193,7 +193,7 @@ def _message_columns() -> list[SchemaItem]:
         Column("type", Name()),
         Column("payload", _long_binary(), nullable=False),
         Column("content_type", Name()),
-        Column("headers", _long_text()),
+        Column("headers", long_text()),
         Column("sequence", BigInteger),
         Column("generation", BigInteger),
         Column("attempts", Integer, nullable=False, server_default="0"),
@@ -321,7 +321,7 @@ def define_tables(
             "later",
             _numbered("number"),
             Column("due_at", Moment, nullable=False),
-            Column("error", _long_text()),
+            Column("error", long_text()),
             *_message_columns(),
             index("later_by_due", "slot", "due_at", "number"),
             sqlite_autoincrement=True,
@@ -351,7 +351,7 @@ def define_tables(
             _numbered("number"),
             _position(nullable=False),
             Column("reason", String(32), nullable=False),
-            Column("error", _long_text(), nullable=False),
+            Column("error", long_text(), nullable=False),
             Column("holding", Boolean, nullable=False),
             Column("died_at", Moment, nullable=False, server_default=db_now()),
             Column("revive_at", Moment),
@@ -367,7 +367,7 @@ def define_tables(
             Column("outcome", String(16), nullable=False),
             Column("settled_at", Moment, nullable=False, server_default=db_now()),
             Column("reason", String(32)),
-            Column("error", _long_text()),
+            Column("error", long_text()),
             *_message_columns(),
             index("archive_by_id", "id"),
             index("archive_by_time", "settled_at"),
@@ -398,7 +398,7 @@ def define_tables(
             Column("status", String(10), nullable=False),
             Column("since", Moment, nullable=False, server_default=db_now()),
             Column("until", Moment),
-            Column("error", _long_text(), nullable=False),
+            Column("error", long_text(), nullable=False),
             index("holds_by_position", "position"),
             index("holds_by_status", "status", "slot"),
         ),
@@ -409,7 +409,7 @@ def define_tables(
             Column("epoch", BigInteger, nullable=False),
             Column("expires_at", Moment),
             Column("mark", BigInteger, nullable=False, server_default="0"),
-            Column("notes", _long_text()),
+            Column("notes", long_text()),
             Column("kept_for", Name(64)),
             **_rewritten(),
         ),
@@ -423,7 +423,7 @@ def define_tables(
             Column("until", Moment, nullable=False),
             Column("in_flight", Integer, nullable=False),
             Column("woken_by", String(32), nullable=False),
-            Column("tasks", _long_text()),
+            Column("tasks", long_text()),
             **_rewritten(),
         ),
         breakers=table(
@@ -434,7 +434,7 @@ def define_tables(
             Column("probe_until", Moment),
             Column("tripped_at", Moment),
             Column("tripped_by", Name(64)),
-            Column("error", _long_text()),
+            Column("error", long_text()),
             **_rewritten(),
         ),
         meta=table(

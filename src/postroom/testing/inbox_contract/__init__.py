@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .kit import numbered
 from .once import OnceContract
+from .replies import RepliesContract
 from .servers import Several
 from .sql import WithTables
 from .strict import StrictContract
@@ -17,7 +18,7 @@ from .upkeep import UpkeepContract
 __all__ = ["InboxContract", "ServerInboxContract", "SqlInboxContract", "numbered"]
 
 
-class InboxContract(OnceContract, StrictContract, UpkeepContract):
+class InboxContract(OnceContract, StrictContract, RepliesContract, UpkeepContract):
     """The tests that each kind of connection must pass."""
 
 
