@@ -98,7 +98,8 @@ class Message:
 
     @property
     def dedupe_id(self) -> str:
-        """What to give a broker that drops duplicates by id: a replay must not be swallowed."""
+        """What to give a broker that drops duplicates by id: a replay must not be swallowed. To a relay it is another
+        message, too."""
         return f"{self.id}+{self.replays}" if self.replays else self.id
 
     def wire_headers(self) -> dict[str, str]:

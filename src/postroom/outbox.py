@@ -14,6 +14,7 @@ from sqlalchemy import Engine, MetaData
 
 from .checks import (
     LONGEST_DELAY,
+    RESERVED_PREFIX,
     class_name,
     delay_in,
     headers_in,
@@ -215,12 +216,12 @@ class Outbox:
 
     # --- again
 
-    def resend(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
+    def resend(self, connection: Any, messages: Message | Iterable[Message]) -> list[Message]:
         """Write messages once more that were written before. Each keeps its id, so that an inbox drops it where it
         arrived, and is counted as one more replay, so that no broker drops it for its id.
 
-        It goes to its own topic alone, at once, without an idempotency key; and not from an outbox with
-        `order="strict"`, where it would be given a new number.
+        The next time, give what this has returned, which is counted. It goes to its own topic alone, at once, without
+        an idempotency key; and not from an outbox with `order="strict"`, where it would be given a new number.
         """
         write = function_for(connection, "write", "outbox.resend")
         rows = self._rows_again(messages)
@@ -228,7 +229,7 @@ class Outbox:
             write(connection, self._writer, rows)
         return [row.message for row in rows]
 
-    async def resend_async(self, connection: Any, messages: Iterable[Message]) -> list[Message]:
+    async def resend_async(self, connection: Any, messages: Message | Iterable[Message]) -> list[Message]:
         """`resend` for async connections."""
         write = function_for(connection, "write_async", "outbox.resend")
         rows = self._rows_again(messages)
@@ -277,27 +278,36 @@ class Outbox:
             refuse("message", message, f"is a {class_name(message)}", "give postroom.Message objects")
         return self._compose(message, message, is_new=False)
 
-    def _rows_again(self, messages: Iterable[Message]) -> list[Row]:
+    def _rows_again(self, messages: Message | Iterable[Message]) -> list[Row]:
         if self.order == "strict":
             raise ConfigurationError(
                 f"outbox {self.name!r} has order='strict': what is sent again would be given a new number, and be "
                 "taken for a new message; use an outbox with order='key'"
             )
-        return [self._row_again(message) for message in messages]
+        return [self._row_again(message) for message in listed(messages)]
 
     def _row_again(self, message: Message) -> Row:
-        row = self._row_of(replace(message, idempotency_key=None, delay=None, deliver_at=None))
+        """Neither asked for its headers nor for its size again: it passed once."""
+        if not isinstance(cast(object, message), Message):
+            refuse("message", message, f"is a {class_name(message)}", "give postroom.Message objects")
+        own = {name: value for name, value in message.headers.items() if not name.startswith(RESERVED_PREFIX)}
+        payload = TOMBSTONE if NOTHING_HEADER in message.headers else message.payload
+        plain = replace(message, payload=payload, headers=own, idempotency_key=None, delay=None, deliver_at=None)
+        row = self._compose(plain, None, is_new=False, again=True)
         row.message.replays = message.replays + 1
         return row
 
-    def _compose(self, message: Message, given: Message | None, *, is_new: bool) -> Row:
-        headers = self._headers(message.headers)
+    def _compose(self, message: Message, given: Message | None, *, is_new: bool, again: bool = False) -> Row:
+        headers = headers_in("headers", message.headers) if again else self._headers(message.headers)
         key = optional_name("key", message.key, "use None for no order")
         idempotency_key = optional_name("idempotency_key", message.idempotency_key)
         id = id_in(message.id)
         topic, type = name_in("topic", message.topic), optional_name("type", message.type)
         payload, content_type = encode(message.payload, self.serializer, message.content_type)
-        self._check_size(payload, topic, type)
+        if not again:
+            self._check_size(payload, topic, type)
+        if message.payload is TOMBSTONE:
+            headers = {**headers, NOTHING_HEADER: "1"}
         composed = replace(
             message,
             topic=topic,
@@ -314,8 +324,6 @@ class Outbox:
             **_UNKNOWN_YET,
         )
         stored = headers if idempotency_key is None else {**headers, IDEMPOTENCY_HEADER: idempotency_key}
-        if message.payload is TOMBSTONE:
-            stored = {**stored, NOTHING_HEADER: "1"}
         return self._row(composed, stored, token=id if is_new else new_id(), given=given)
 
     def _row(self, message: Message, headers: dict[str, str], *, token: str, given: Message | None) -> Row:
@@ -392,6 +400,10 @@ class Outbox:
                 "key until then; use an outbox with order='key' for delayed messages"
             )
         return None if message.delay is None else delay_in(message.delay)
+
+
+def listed(messages: Message | Iterable[Message]) -> Iterable[Message]:
+    return [messages] if isinstance(messages, Message) else messages
 
 
 _UNKNOWN_YET: dict[str, Any] = {"position": 0, "attempt": 1, "epoch": 0, "replays": 0, "created_at": None}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from postroom import ConfigurationError, Inbox, InvalidMessage, Message, Outbox, Received, Relay
+from postroom import TOMBSTONE, ConfigurationError, Inbox, InvalidMessage, Message, Outbox, Received, Relay
+from postroom.message import NOTHING_HEADER
+from postroom.testing.clock import FakeClock
 
 COMMAND = Received(id="1", topic="commands", key="a", payload=b"{}")
 
@@ -114,6 +117,71 @@ def test_a_reply_goes_at_once_and_needs_no_idempotency_key(engine: Engine, optio
 
     with pytest.raises(InvalidMessage, match=problem):
         bill(COMMAND)
+
+
+def test_a_reply_is_not_to_be_added(engine: Engine) -> None:
+    inbox, outbox = Inbox(), Outbox()
+
+    @inbox.once(consumer="billing", session=sessionmaker(engine), replies=outbox)
+    def bill(received: Received, session: Session) -> Message:
+        return outbox.add(session, "bills")
+
+    with pytest.raises(InvalidMessage, match="do not add it"):
+        bill(COMMAND)
+
+
+def test_replies_are_messages_and_go_to_an_outbox(engine: Engine) -> None:
+    inbox, outbox, text = Inbox(), Outbox(), cast(Any, "text")
+    with pytest.raises(ConfigurationError, match="'text' is no Outbox"):
+        inbox.once(consumer="billing", session=sessionmaker(engine), replies=text)(lambda received, session: None)
+    with engine.begin() as connection:
+        inbox.first_time(connection, "1")
+        with pytest.raises(InvalidMessage, match=r"is a str; give postroom\.Message objects"):
+            inbox.reply(connection, "1", [text], outbox=outbox)
+        with pytest.raises(InvalidMessage, match=r"is a str; give postroom\.Message objects"):
+            outbox.resend(connection, [text])
+
+
+async def test_what_was_sent_is_not_asked_for_again(engine: Engine, path: Path) -> None:
+    """Neither its headers nor its size: it passed once, and a duplicate that fails would come for ever."""
+    hook = {"trace": "1"}
+    inbox, outbox = Inbox(), Outbox(headers=lambda: hook)
+
+    @inbox.once(consumer="billing", session=sessionmaker(engine), replies=outbox)
+    def bill(received: Received, session: Session) -> Message:
+        return Message(topic="bills", payload=b"x" * 100)
+
+    bill(COMMAND)
+    hook["trace"], hook["tenant"] = "2", cast(Any, 7)
+    outbox.limit_payloads({"*": 10})
+    bill(COMMAND)
+    assert [dict(message.headers) for message in await arrivals(path)] == [{"trace": "1"}] * 2
+
+
+async def test_a_reply_that_has_expired_is_not_sent_again(engine: Engine, path: Path) -> None:
+    clock = FakeClock()
+    inbox, outbox = Inbox(clock=clock), Outbox()
+
+    @inbox.once(consumer="billing", session=sessionmaker(engine), replies=outbox)
+    def bill(received: Received, session: Session) -> list[Message]:
+        return [Message(topic="brief", expires_at=datetime(2100, 1, 1, tzinfo=UTC)), Message(topic="bills")]
+
+    bill(COMMAND)
+    clock.advance(100 * 365 * 86_400)
+    bill(COMMAND)
+    assert [message.topic for message in await arrivals(path)] == ["brief", "bills", "bills"]
+
+
+async def test_a_tombstone_is_one_again(engine: Engine, path: Path) -> None:
+    outbox = Outbox()
+    with engine.begin() as connection:
+        message = outbox.add(connection, "t", TOMBSTONE, key="k")
+        outbox.resend(connection, message)
+    arrived = await arrivals(path)
+    with engine.begin() as connection:
+        outbox.resend(connection, arrived)
+    arrived += await arrivals(path)
+    assert [NOTHING_HEADER in message.headers for message in arrived] == [True] * 4
 
 
 def test_strict_streams_cannot_be_replied_to_nor_with(engine: Engine) -> None:

@@ -67,6 +67,43 @@ async def test_each_failure_is_logged_with_the_message_and_what_it_failed_of(
     assert "ValueError: not this one" in dead
 
 
+async def test_messages_with_one_id_keep_their_order_too(shop: Shop) -> None:
+    """A message that was sent again may fail beside the first."""
+    first = shop.add(key="k", payload={"n": 0})
+    again = first
+    for _ in range(3):
+        with shop.store.begin() as transaction:
+            (again,) = shop.outbox.resend(transaction, again)
+    last = shop.add(key="k")
+    failed: set[int] = set()
+
+    def publish(message: Message) -> None:
+        if message.replays in (1, 2) and message.replays not in failed:
+            failed.add(message.replays)
+            raise ValueError("not yet")
+        shop.arrived.append(message)
+
+    await shop.relay(publish, retry="immediate").drain()
+    assert [(message.id, message.replays) for message in shop.arrived] == [
+        *((first.id, replays) for replays in range(4)), (last.id, 0)
+    ]  # fmt: skip
+
+
+async def test_a_dead_message_holds_up_those_of_the_same_id(shop: Shop) -> None:
+    first = shop.add(key="k")
+    with shop.store.begin() as transaction:
+        shop.outbox.resend(transaction, first)
+    shop.add(key="k")
+
+    def publish(message: Message) -> None:
+        if not message.replays:
+            raise MessageRejected("no", permanent=True)
+        shop.arrived.append(message)
+
+    report = await shop.relay(publish).drain()
+    assert (shop.arrived, report.dead, report.pending) == ([], 1, 2)
+
+
 @pytest.mark.parametrize(("on_dead", "arrives"), [("block", False), ("continue", True)])
 async def test_a_dead_message_holds_its_key_or_lets_it_go_on(shop: Shop, on_dead: str, arrives: bool) -> None:
     bad, behind = shop.add(key="k"), shop.add(key="k")

@@ -70,25 +70,29 @@ class FirstTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What was noted with a message that was handled."""
+    """What was noted with a message, nothing if it was handled without; None if it is not known. It is locked."""
 
     consumer: str
     message_id: str
 
     def through(self, statements: InboxStatements) -> Procedure[str | None]:
+        if statements.takes_turns:
+            yield Step(statements.take_turn)
         name = {"the_consumer": self.consumer, "the_message_id": self.message_id}
         found = yield Step(statements.sent, [name], returns=True)
-        return found[0][0] if found else None
+        return (found[0][0] or "") if found else None
 
     def within(self, notes: Notes) -> str | None:
-        return notes.recall(("sent", self.consumer, self.message_id))
+        if notes.recall(("message", self.consumer, self.message_id)) is None:
+            return None
+        return notes.recall(("sent", self.consumer, self.message_id)) or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteSent:
     consumer: str
     message_id: str
-    text: str | None
+    text: str
 
     def through(self, statements: InboxStatements) -> Procedure[None]:
         name = {"the_consumer": self.consumer, "the_message_id": self.message_id}

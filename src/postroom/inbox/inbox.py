@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -151,56 +152,57 @@ class Inbox:
         self,
         connection: Any,
         message_id: str | UUID,
-        messages: Iterable[Message],
+        messages: Message | Iterable[Message],
         *,
         outbox: Outbox,
         consumer: str = "default",
     ) -> list[Message]:
-        """Write messages to the outbox, and remember them as what this consumer sent for the message that it handles,
-        instead of what was remembered before. `first_time` said that it is the first."""
-        given = checked_replies(messages, outbox)
-        written = outbox.add_many(connection, given)
-        self._run(connection, "reply", self._note_sent(message_id, consumer, given, written))
+        """Write messages to the outbox, and remember them as sent for a message that this consumer handles, after
+        `first_time` has said that it is the first. Both are in one database, and in one transaction."""
+        replies = checked_replies(messages, outbox)
+        before = self._handled(self._run(connection, "reply", self._sent(message_id, consumer)), message_id, consumer)
+        written = outbox.add_many(connection, replies)
+        self._run(connection, "reply", self._note_sent(message_id, consumer, [*before, *written]))
         return written
 
     async def reply_async(
         self,
         connection: Any,
         message_id: str | UUID,
-        messages: Iterable[Message],
+        messages: Message | Iterable[Message],
         *,
         outbox: Outbox,
         consumer: str = "default",
     ) -> list[Message]:
         """`reply` for `AsyncSession` and async connections."""
-        given = checked_replies(messages, outbox)
-        written = await outbox.add_many_async(connection, given)
-        await self._run_async(connection, "reply", self._note_sent(message_id, consumer, given, written))
+        replies = checked_replies(messages, outbox)
+        found = await self._run_async(connection, "reply", self._sent(message_id, consumer))
+        before = self._handled(found, message_id, consumer)
+        written = await outbox.add_many_async(connection, replies)
+        await self._run_async(connection, "reply", self._note_sent(message_id, consumer, [*before, *written]))
         return written
 
     def reply_again(
         self, connection: Any, message_id: str | UUID, *, outbox: Outbox, consumer: str = "default"
     ) -> list[Message]:
         """Send once more what this consumer sent for a message that it has handled: see `Outbox.resend`. Nothing, if
-        that was nothing, or is forgotten."""
-        text = self._run(connection, "reply_again", self._sent(message_id, consumer))
-        if text is None:
+        that was nothing, or has expired, or is forgotten."""
+        replies = self._valid(self._run(connection, "reply_again", self._sent(message_id, consumer)))
+        if not replies:
             return []
-        given = unpack(text)
-        written = outbox.resend(connection, given)
-        self._run(connection, "reply_again", self._note_sent(message_id, consumer, given, written))
+        written = outbox.resend(connection, replies)
+        self._run(connection, "reply_again", self._note_sent(message_id, consumer, written))
         return written
 
     async def reply_again_async(
         self, connection: Any, message_id: str | UUID, *, outbox: Outbox, consumer: str = "default"
     ) -> list[Message]:
         """`reply_again` for `AsyncSession` and async connections."""
-        text = await self._run_async(connection, "reply_again", self._sent(message_id, consumer))
-        if text is None:
+        replies = self._valid(await self._run_async(connection, "reply_again", self._sent(message_id, consumer)))
+        if not replies:
             return []
-        given = unpack(text)
-        written = await outbox.resend_async(connection, given)
-        await self._run_async(connection, "reply_again", self._note_sent(message_id, consumer, given, written))
+        written = await outbox.resend_async(connection, replies)
+        await self._run_async(connection, "reply_again", self._note_sent(message_id, consumer, written))
         return written
 
     # --- upkeep
@@ -250,11 +252,20 @@ class Inbox:
     def _sent(self, message_id: object, consumer: str) -> Sent:
         return Sent(consumer=name_in("consumer", consumer), message_id=_id(message_id))
 
-    def _note_sent(
-        self, message_id: object, consumer: str, given: Sequence[Message], written: Sequence[Message]
-    ) -> NoteSent:
-        text = pack(given, written) if given else None
-        return NoteSent(consumer=name_in("consumer", consumer), message_id=_id(message_id), text=text)
+    def _note_sent(self, message_id: object, consumer: str, messages: Sequence[Message]) -> NoteSent:
+        return NoteSent(consumer=name_in("consumer", consumer), message_id=_id(message_id), text=pack(messages))
+
+    def _handled(self, text: str | None, message_id: object, consumer: str) -> list[Message]:
+        if text is None:
+            raise InvalidMessage(
+                f"message {message_id} is not one that consumer {short(consumer)} handles: ask first_time before, in "
+                "the same transaction and for the same consumer"
+            )
+        return unpack(text)
+
+    def _valid(self, text: str | None) -> list[Message]:
+        now = datetime.now(UTC) if self.clock is None else self.clock.now()
+        return [message for message in unpack(text or "") if message.expires_at is None or message.expires_at > now]
 
     def _turn(self, received: Received, consumer: str, on_gap: str) -> Turn:
         if on_gap not in ("raise", "accept"):

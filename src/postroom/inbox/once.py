@@ -85,13 +85,11 @@ class _Once:
         return is_first and not received.is_tombstone
 
     def _answer(self, session: Any, received: Received, result: Any) -> None:
-        if self.replies is not None:
-            messages = returned_replies(result, _called(self.handler))
+        if self.replies is not None and (messages := returned_replies(result, _called(self.handler))):
             self.inbox.reply(session, received.id, messages, outbox=self.replies, consumer=self.consumer)
 
     async def _answer_async(self, session: Any, received: Received, result: Any) -> None:
-        if self.replies is not None:
-            messages = returned_replies(result, _called(self.handler))
+        if self.replies is not None and (messages := returned_replies(result, _called(self.handler))):
             await self.inbox.reply_async(session, received.id, messages, outbox=self.replies, consumer=self.consumer)
 
     def _answer_again(self, session: Any, received: Received) -> None:

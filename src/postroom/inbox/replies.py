@@ -6,14 +6,12 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from ..checks import refuse, short
+from ..checks import class_name, refuse, short
 from ..errors import ConfigurationError, InvalidMessage
-from ..message import TOMBSTONE, Message
-
-if TYPE_CHECKING:
-    from ..outbox import Outbox
+from ..message import Message
+from ..outbox import Outbox, listed
 
 FIELDS = ("topic", "key", "type", "id", "content_type", "replays")
 
@@ -30,18 +28,17 @@ def returned_replies(result: object, handler: str) -> list[Message]:
     return replies
 
 
-def checked_replies(messages: Iterable[Message], outbox: Outbox) -> list[Message]:
+def checked_replies(messages: Message | Iterable[Message], outbox: Outbox) -> list[Message]:
     check_outbox(outbox)
-    replies = list(messages)
+    replies = list(listed(messages))
     for message in replies:
-        if message.delay is not None or message.deliver_at is not None:
-            refuse("reply", message.topic, "has a delay", "a reply goes at once: add it to the outbox instead")
-        if message.idempotency_key is not None:
-            refuse("reply", message.topic, "has an idempotency_key", "leave it out: the inbox knows duplicates")
+        _check(message)
     return replies
 
 
-def check_outbox(outbox: Outbox) -> None:
+def check_outbox(outbox: object) -> None:
+    if not isinstance(outbox, Outbox):
+        raise ConfigurationError(f"{short(outbox)} is no Outbox that replies could be written to")
     if outbox.order == "strict":
         raise ConfigurationError(
             f"outbox {outbox.name!r} has order='strict', so nothing can be sent again: it would be given a new number, "
@@ -49,32 +46,39 @@ def check_outbox(outbox: Outbox) -> None:
         )
 
 
-def pack(given: Sequence[Message], written: Sequence[Message]) -> str:
-    """`written` is what became of `given` in the outbox: serialised, and with all of its headers."""
-    return json.dumps(
-        [_packed(message, source.payload is TOMBSTONE) for source, message in zip(given, written, strict=True)],
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
+def pack(messages: Sequence[Message]) -> str:
+    return json.dumps([_packed(message) for message in messages], ensure_ascii=False, separators=(",", ":"))
 
 
 def unpack(text: str) -> list[Message]:
-    return [_unpacked(entry) for entry in json.loads(text)]
+    return [_unpacked(entry) for entry in json.loads(text or "[]")]
 
 
-def _packed(message: Message, is_tombstone: bool) -> dict[str, Any]:
-    packed: dict[str, Any] = {name: getattr(message, name) for name in FIELDS}
-    packed["headers"] = dict(message.headers)
-    packed["payload"] = None if is_tombstone else b64encode(message.payload).decode()
-    packed["expires_at"] = None if message.expires_at is None else message.expires_at.isoformat()
-    return packed
+def _check(message: object) -> None:
+    if not isinstance(message, Message):
+        refuse("reply", message, f"is a {class_name(message)}", "give postroom.Message objects")
+    if message.slot >= 0:
+        refuse("reply", message.topic, "is in an outbox already", "a reply is written there for you: do not add it")
+    if message.delay is not None or message.deliver_at is not None:
+        refuse("reply", message.topic, "has a delay", "a reply goes at once: add it to the outbox instead")
+    if message.idempotency_key is not None:
+        refuse("reply", message.topic, "has an idempotency_key", "leave it out: the inbox knows duplicates")
+
+
+def _packed(message: Message) -> dict[str, Any]:
+    return {
+        **{name: getattr(message, name) for name in FIELDS},
+        "headers": dict(message.headers),
+        "payload": b64encode(message.payload).decode(),
+        "expires_at": None if message.expires_at is None else message.expires_at.isoformat(),
+    }
 
 
 def _unpacked(packed: dict[str, Any]) -> Message:
-    payload, expires_at = packed["payload"], packed["expires_at"]
+    expires_at = packed["expires_at"]
     return Message(
         **{name: packed[name] for name in FIELDS},
         headers=packed["headers"],
-        payload=TOMBSTONE if payload is None else b64decode(payload),
+        payload=b64decode(packed["payload"]),
         expires_at=None if expires_at is None else datetime.fromisoformat(expires_at),
     )

@@ -207,7 +207,7 @@ class Barriers(Memory):
 
     def _cut_back(self, lane: Lane, gate: Gate, keep: int, now: float) -> None:
         held = HeldKey(
-            name=gate, since=now, message_id="", position=0, attempts=0, status="releasing", due=None, busy=True
+            name=gate, since=now, position=0, attempts=0, status="releasing", due=None, busy=True
         )  # fmt: skip
         self.held[lane.name] = held
         rest, lane.waiting = lane.waiting[keep:], lane.waiting[:keep]
@@ -222,7 +222,7 @@ class Barriers(Memory):
         self._from_parked.discard(message.position)
         if self._claims_rows:
             self._let_go(message, slot)
-        elif held is not None and held.message_id == message.id:
+        elif held is not None and held.position == message.position:
             held.trying = False
             self._await_due(held)
         elif parked and held is not None:

@@ -60,7 +60,7 @@ class Breaker:
         """Note a delivery; True if it closed the breaker."""
         self.successes += 1
         if self.suspects:
-            self.suspects.pop(message.id, None)
+            self.suspects.pop(message.dedupe_id, None)
         if self.streak:
             self.streak.clear()
         if self.state == "closed":
@@ -81,9 +81,9 @@ class Breaker:
         self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
     ) -> bool:
         """Note that the destination could not be reached with this message; True if the message itself is to blame."""
-        suspicion = self.suspects.get(message.id)
+        suspicion = self.suspects.get(message.dedupe_id)
         if suspicion is None:
-            self.suspects[message.id] = Suspicion(1, self.successes)
+            self.suspects[message.dedupe_id] = Suspicion(1, self.successes)
         elif self.successes > suspicion.successes:
             suspicion.strikes += 1
             suspicion.successes = self.successes
@@ -113,7 +113,7 @@ class Breaker:
         refunds: dict[str, Failure] = {}
         for failures in self.streak.values():
             for failure in failures:
-                refunds.setdefault(failure.message.id, failure)
+                refunds.setdefault(failure.message.dedupe_id, failure)
         self.streak.clear()
         return list(refunds.values())
 

@@ -56,7 +56,6 @@ class Barrier:
 class HeldKey(Barrier):
     """A hold, and the message that is its reason."""
 
-    message_id: str
     position: int
     attempts: int
     status: HoldStatus
@@ -76,7 +75,7 @@ class HeldKey(Barrier):
         """A hold that was found in the database. Whether rows are parked behind it will be seen when it opens."""
         due = None if hold.due_in is None else now + hold.due_in
         return cls(
-            name=Gate(hold.slot, hold.topic, hold.key), since=now, message_id=hold.message_id, position=hold.position,
+            name=Gate(hold.slot, hold.topic, hold.key), since=now, position=hold.position,
             attempts=hold.attempts, status=hold.status, due=due, parked=True,
         )  # fmt: skip
 

@@ -50,12 +50,12 @@ class Journal:
         self._changed.discard(lease.slot)
 
     def crashes(self, message: Message) -> int:
-        return self._suspects.get(message.slot, {}).get(message.id, 0)
+        return self._suspects.get(message.slot, {}).get(message.dedupe_id, 0)
 
     async def start(self, message: Message) -> bool:
         """Write down that it is about to start; those that start together are written together."""
         slot, loop = message.slot, asyncio.get_running_loop()
-        self._running.setdefault(slot, {})[message.id] = self.crashes(message)
+        self._running.setdefault(slot, {})[message.dedupe_id] = self.crashes(message)
         self._changed.add(slot)
         written: asyncio.Future[bool] = loop.create_future()
         self._waiting[written] = slot
@@ -67,9 +67,9 @@ class Journal:
             self._waiting.pop(written, None)
 
     def end(self, message: Message, *, was_tried: bool) -> None:
-        """It came to an end, be it a good one or not. Written down before the next one starts in whatever slot, so
-        that what that one does is not laid at this one's door; or when there is time."""
-        slot, id = message.slot, message.id
+        """It came to an end, be it a good one or not. Written down with whatever starts after it, so that what that
+        one does is not laid at this one's door; or when there is time."""
+        slot, id = message.slot, message.dedupe_id
         was_running = self._running.get(slot, {}).pop(id, None) is not None
         if was_running:
             self._ended.setdefault(slot, set()).add(id)

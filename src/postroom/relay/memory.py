@@ -193,7 +193,7 @@ class Memory:
 
     def _held_by(self, message: Message) -> HeldKey | None:
         held = None if message.key is None else self.held.get((message.topic, message.key))
-        return held if held is not None and held.message_id == message.id else None
+        return held if held is not None and held.position == message.position else None
 
     def _is_current(self, held: HeldKey) -> bool:
         return self.held.get((held.name.topic, held.name.key)) is held

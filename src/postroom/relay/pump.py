@@ -409,15 +409,15 @@ class Pump:
         for dead in settlement.dead:
             if dead.message.slot not in refused:
                 tally.dead += 1
-                self._died.append(dead.message.id)
+                self._died.append(dead.message.dedupe_id)
                 self._notice(
                     events.Died(
                         outbox=name, message=dead.message, reason=dead.reason, error=dead.error, holding=dead.holding
                     )
                 )
         for refund in settlement.refunds:
-            if refund.message.id in self._died:
-                self._died.remove(refund.message.id)
+            if refund.message.dedupe_id in self._died:
+                self._died.remove(refund.message.dedupe_id)
                 tally.dead -= 1
             self._notice(events.Refunded(outbox=name, message=refund.message))
         for message in settlement.superseded:

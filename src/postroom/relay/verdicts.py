@@ -119,7 +119,7 @@ class Verdicts(Barriers):
         if lane.returned:
             return True
         held = self.held.get(lane.name) if self.held else None
-        return held is not None and held.status != "releasing" and held.message_id != message.id
+        return held is not None and held.status != "releasing" and held.position != message.position
 
     def _is_blameless(self, lane: Lane, message: Message, error: BaseException, now: float) -> bool:
         """Whether no attempt is counted: it was not tried, or it was the destination's fault."""
@@ -144,7 +144,7 @@ class Verdicts(Barriers):
         if lane.returned:
             self.out_of_order.append((lane.outlet, message))
         held = self.held.get((message.topic, message.key))
-        if held is not None and held.message_id == message.id:
+        if held is not None and held.position == message.position:
             self._open(held)
         elif held is not None and held.status != "releasing":
             self.out_of_order.append((lane.outlet, message))
@@ -181,16 +181,16 @@ class Verdicts(Barriers):
 
     def _refund(self, failure: Failure, current: Message, now: float) -> None:
         message = failure.message
-        if message.id == current.id:
+        if message.dedupe_id == current.dedupe_id:
             current.attempt = failure.attempts + 1
         if message.slot not in self.slots:
             return
         held = self._held_by(message)
         if held is not None:
             held.attempts = failure.attempts
-            if message.id != current.id:
+            if message.dedupe_id != current.dedupe_id:
                 held.status, held.due, held.parking, held.provisional = "retry", now, False, False
-        if message.id != current.id or held is not None:
+        if message.dedupe_id != current.dedupe_id or held is not None:
             self._settlement.refunds.append(Refund(message, failure.attempts))
 
     def _refunded(self, refund: Refund, now: float) -> None:
@@ -207,7 +207,6 @@ class Verdicts(Barriers):
                 HeldKey(
                     name=gate,
                     since=now,
-                    message_id=message.id,
                     position=message.position,
                     attempts=refund.attempts,
                     status="retry",
@@ -240,7 +239,7 @@ class Verdicts(Barriers):
     def _bury(self, message: Message, reason: str, error: str, *, may_hold: bool, now: float = 0.0) -> None:
         may_hold_key = may_hold and self.is_ordered(message)
         holding = may_hold_key and self._blocks(message)
-        self._topic(message)[0].breaker.suspects.pop(message.id, None)
+        self._topic(message)[0].breaker.suspects.pop(message.dedupe_id, None)
         # An expired message would only expire again.
         revive_after = self._settings.revive_after.value_for(message.topic, message.type) if may_hold else None
         self._settlement.dead.append(Dead(message, message.attempt, reason, error, holding, revive_after))
@@ -259,7 +258,7 @@ class Verdicts(Barriers):
         was = self.held.get((message.topic, message.key))
         gate = Gate(message.slot, message.topic, message.key)
         held = HeldKey(
-            name=gate, since=now, message_id=message.id, position=message.position, attempts=message.attempt,
+            name=gate, since=now, position=message.position, attempts=message.attempt,
             status=status, due=due, parked=message.position in self._from_parked,
         )  # fmt: skip
         if was is not None:
@@ -318,7 +317,7 @@ class Verdicts(Barriers):
             return True
         if held is None or held.status == "releasing":
             return False
-        return lane.waiting[0].id != held.message_id
+        return lane.waiting[0].position != held.position
 
     def _lane_emptied(self, lane: Lane) -> None:
         held = None if lane.lost else self.held.get(lane.name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ...errors import InvalidMessage
 from ...inbox import Inbox
 from ...message import NOTHING_HEADER, TOMBSTONE, Message
 from ...outbox import Outbox
@@ -65,6 +66,17 @@ class RepliesContract(InboxKit):
                 assert len(await self.ask(inbox, "reply_again", connection, "2", **_by(outbox))) == 1
                 raise Undo
         assert [again.replays for again in await self.reply_once(inbox, outbox, "2")] == [1]
+
+    async def test_replies_to_one_message_add_up_and_need_one_that_is_handled(self) -> None:
+        inbox, outbox = await self.new_inbox(), Outbox()
+        async with self.transaction() as connection:
+            with pytest.raises(InvalidMessage, match="ask first_time before"):
+                await self.ask(inbox, "reply", connection, "1", Message(topic="never"), **_by(outbox))
+            assert await self.first_time(inbox, connection, "1", consumer="billing")
+            for topic in ("begun", "done"):
+                await self.ask(inbox, "reply", connection, "1", Message(topic=topic), **_by(outbox))
+        await self.reply_once(inbox, outbox, "1")
+        assert [message.topic for message in await self.written(outbox)] == ["begun", "done"] * 2
 
     async def test_replies_are_forgotten_with_their_message(self) -> None:
         clock = FakeClock()
