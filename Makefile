@@ -14,7 +14,7 @@ export UV_COMPILE_BYTECODE := 1
 COMPILE := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url
 
 # Nothing of the caller's own Python set-up may leak into ours.
-unexport VIRTUAL_ENV CONDA_PREFIX PYTHONPATH PYTHONHOME PYTHONSTARTUP
+unexport VIRTUAL_ENV CONDA_PREFIX PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONDONTWRITEBYTECODE
 unexport UV_PYTHON UV_SYSTEM_PYTHON UV_PROJECT_ENVIRONMENT
 
 # uv does not read pip's settings: a mirror or a certificate that pip was told about holds for both.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import Engine, create_engine, delete, insert, make_url
+from sqlalchemy import Connection, Engine, Table, create_engine, delete, insert, inspect, make_url, select, text
 
 from postroom.connections.bell import ring
 from postroom.message import Message
@@ -17,9 +19,12 @@ from postroom.stores.schema import define_tables
 from postroom.stores.sql import SqlStore
 from postroom.testing import FakeClock
 from postroom.testing.store_contract.kit import StoreFixtures
+from tests import services
+from tests.conftest import server_url
 from tests.contract.test_stores import row_of
 
 TABLES = define_tables()
+OURS = {table.name for table in TABLES.all()} | {f"{TABLES.archive.name}_default"}
 
 
 class OnServer(StoreFixtures):
@@ -27,15 +32,47 @@ class OnServer(StoreFixtures):
     kind: ClassVar[type[SqlStore]]
     driver: ClassVar[str]
     sync_driver: ClassVar[str]
-    arguments: ClassVar[dict[str, Any]] = {}
+
+    database_url: ClassVar[str]
+    seeds: ClassVar[dict[Table, list[dict[str, Any]]]]
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def with_tables(cls) -> Iterator[None]:
+        """A database for each class, with the tables that its store makes: that takes longer than a test."""
+        server_url(cls.server)
+        with services.fresh_database(cls.server) as url:
+            cls.database_url = url
+            asyncio.run(make_tables(cls.kind(with_driver(url, cls.driver))))
+            with closing_engine(cls.make_engine()) as engine, engine.connect() as connection:
+                cls.seeds = {table: rows_of(connection, table) for table in (TABLES.meta, TABLES.leases)}
+            yield
 
     @pytest.fixture(autouse=True)
-    def database(self, empty_database: Callable[[str], str]) -> Iterator[None]:
-        url = make_url(empty_database(self.server))
-        self.url = url.set(drivername=self.driver).render_as_string(hide_password=False)
-        self.engine: Engine = create_engine(url.set(drivername=self.sync_driver), connect_args=self.arguments)
-        yield
-        self.engine.dispose()
+    def database(self, with_tables: None) -> Iterator[None]:
+        """As it was when the tables were new, with nobody connected to it."""
+        services.disconnect(self.server, self.database_url)
+        self.url = with_driver(self.database_url, self.driver)
+        with closing_engine(self.make_engine()) as self.engine:
+            with self.engine.begin() as connection:
+                self.clear(connection)
+            yield
+
+    @classmethod
+    def make_engine(cls) -> Engine:
+        return create_engine(with_driver(cls.database_url, cls.sync_driver), connect_args=cls.arguments())
+
+    @classmethod
+    def arguments(cls) -> dict[str, Any]:
+        return {}
+
+    def clear(self, connection: Connection) -> None:
+        for name in set(inspect(connection).get_table_names()) - OURS:
+            connection.execute(text(f"DROP TABLE {name}"))  # a day of the archive
+        for table in TABLES.all():
+            connection.execute(delete(table))
+        for table, rows in self.seeds.items():
+            connection.execute(insert(table), rows)
 
     async def make_store(self, clock: FakeClock) -> Store:
         return self.kind(self.url, clock=clock)
@@ -61,6 +98,25 @@ class OnServer(StoreFixtures):
                 connection.execute(delete(table).where(table.c.position == message.position))
 
 
+def with_driver(url: str, driver: str) -> str:
+    return make_url(url).set(drivername=driver).render_as_string(hide_password=False)
+
+
+@contextmanager
+def closing_engine(engine: Engine) -> Iterator[Engine]:
+    yield engine
+    engine.dispose()
+
+
+def rows_of(connection: Connection, table: Table) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(select(table)).mappings()]
+
+
+async def make_tables(store: Store) -> None:
+    await store.open()
+    await store.close()
+
+
 class OnPostgresql15(OnServer):
     server = "postgresql-15"
     kind = PostgresqlStore
@@ -69,6 +125,11 @@ class OnPostgresql15(OnServer):
 
     def insert_hot(self) -> Any:
         return insert(TABLES.hot).inline().returning(ring(TABLES))
+
+    def clear(self, connection: Connection) -> None:
+        super().clear(connection)
+        restart = "SELECT setval(format('%I.%I', schemaname, sequencename), start_value, false) FROM pg_sequences"
+        connection.execute(text(restart))
 
 
 class OnPostgresql18(OnPostgresql15):
@@ -81,7 +142,10 @@ class OnPostgresqlThroughPsycopg(OnPostgresql15):
 
 class OnPostgresqlThroughPgbouncer(OnPostgresql15):
     server = "pgbouncer"
-    arguments: ClassVar[dict[str, Any]] = {"prepare_threshold": None}
+
+    @classmethod
+    def arguments(cls) -> dict[str, Any]:
+        return {"prepare_threshold": None}
 
 
 class OnMariadb(OnServer):
@@ -89,6 +153,16 @@ class OnMariadb(OnServer):
     kind = MysqlStore
     driver = "mysql+asyncmy"
     sync_driver = "mysql+pymysql"
+
+    @classmethod
+    def arguments(cls) -> dict[str, Any]:
+        """Without a password there is nothing to protect, and reading all certificates takes 20 ms."""
+        return {"ssl_disabled": not make_url(cls.database_url).password}
+
+    def clear(self, connection: Connection) -> None:
+        super().clear(connection)
+        positions = f"ALTER TABLE {TABLES.hot.name} AUTO_INCREMENT = 1"  # nobody looks at the other counters
+        connection.execute(text(positions))
 
 
 class OnMariadbThroughAiomysql(OnMariadb):

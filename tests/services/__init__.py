@@ -7,6 +7,6 @@ A user who has them already gives their URLs in the environment, and then nothin
 
 from tests.services.lifetime import in_use
 from tests.services.processes import ServerUnavailable
-from tests.services.registry import NAMES, empty, fresh_database, url, used, version
+from tests.services.registry import NAMES, disconnect, empty, fresh_database, url, used, version
 
-__all__ = ["NAMES", "ServerUnavailable", "empty", "fresh_database", "in_use", "url", "used", "version"]
+__all__ = ["NAMES", "ServerUnavailable", "disconnect", "empty", "fresh_database", "in_use", "url", "used", "version"]

@@ -18,6 +18,10 @@ class Databases(Protocol):
         """Drop it, whoever is still connected."""
         ...
 
+    def disconnect(self, url: str) -> None:
+        """Disconnect whoever is connected to it."""
+        ...
+
     def empty(self, url: str) -> None:
         """Disconnect whoever is connected to it, and drop all schemas and tables in it."""
         ...
@@ -25,18 +29,23 @@ class Databases(Protocol):
 
 class PostgreSQLDatabases:
     # Sessions are gone when it returns: a pooler must not hand out one that is about to die.
-    EMPTY = """
+    DISCONNECT = """
         DO $$
         DECLARE
             sessions CONSTANT int[] := ARRAY(
                 SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
                 AND backend_type = 'client backend');
-            name text;
         BEGIN
             PERFORM pg_terminate_backend(pid) FROM unnest(sessions) AS pid;
             WHILE EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY (sessions)) LOOP
                 PERFORM pg_sleep(0.002), pg_stat_clear_snapshot();
             END LOOP;
+        END $$"""
+    DROP_ALL = """
+        DO $$
+        DECLARE
+            name text;
+        BEGIN
             FOR name IN
                 SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
             LOOP
@@ -54,8 +63,12 @@ class PostgreSQLDatabases:
     def drop(self, url: str, name: str) -> None:
         self.ask(url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
+    def disconnect(self, url: str) -> None:
+        self.ask(url, self.DISCONNECT)
+
     def empty(self, url: str) -> None:
-        self.ask(url, self.EMPTY)
+        self.disconnect(url)
+        self.ask(url, self.DROP_ALL)
 
     def ask(self, url: str, statement: str) -> Any:
         """Run one statement in no transaction, and return the first value if there are rows."""
@@ -82,6 +95,10 @@ class MySQLDatabases:
         with closing(self._connect(url)) as connection, connection.cursor() as cursor:
             self._disconnect(cursor, name)
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+    def disconnect(self, url: str) -> None:
+        with closing(self._connect(url)) as connection, connection.cursor() as cursor:
+            self._disconnect(cursor, urlsplit(url).path.lstrip("/"))
 
     def empty(self, url: str) -> None:
         name = urlsplit(url).path.lstrip("/")

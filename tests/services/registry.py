@@ -87,6 +87,11 @@ def fresh_database(name: str) -> Iterator[str]:
         databases.drop(url(name), database)
 
 
+def disconnect(name: str, database_url: str) -> None:
+    """Disconnect whoever uses a database of this server."""
+    DATABASES[name].databases.disconnect(database_url)
+
+
 def empty(name: str, database_url: str) -> None:
     """Disconnect whoever uses a database of this server, and drop all that is in it.
 
