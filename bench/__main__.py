@@ -24,6 +24,7 @@ from .fleet import scale
 from .interleave import interleave
 from .memory import memory
 from .mysql import MySQL
+from .ownloop import ownloop
 from .postgresql import PostgreSQL
 from .publish import hotpublish, publish
 from .run import Bench, Run
@@ -67,6 +68,16 @@ BENCHES = {
     "hotpublish": Bench(
         prepare=hotpublish, messages=0, rounds=5, quick_messages=0, quick_rounds=3, to=frozenset(BROKERS)
     ),
+    "ownloop": Bench(
+        prepare=ownloop,
+        messages=0,
+        rounds=5,
+        quick_messages=0,
+        quick_rounds=3,
+        stores=frozenset({"postgresql"}),
+        why_not="the loop is written for PostgreSQL",
+        to=frozenset({"kafka"}),
+    ),
     "memory": Bench(prepare=memory, messages=1_000_000, rounds=1, quick_messages=100_000, quick_rounds=1),
     "scale": Bench(prepare=scale, messages=40_000, rounds=3, quick_messages=10_000, quick_rounds=1),
 }
@@ -82,6 +93,8 @@ def main() -> None:
     collect_garbage_less()  # as `postroom relay` does, here for all that is compared
     if bool(arguments.to) != bool(bench.to):
         parser.error(f"{arguments.bench} {'needs --to, a broker' if bench.to else 'goes to no broker: leave --to out'}")
+    if arguments.to and arguments.to not in bench.to:
+        parser.error(f"{arguments.bench} can go to {', '.join(bench.to)} only")
     amount = BROKERS[arguments.to] if arguments.to else bench
     messages = arguments.messages or (amount.quick_messages if arguments.quick else amount.messages)
     rounds = arguments.rounds or (bench.quick_rounds if arguments.quick else bench.rounds)
@@ -101,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("bench", choices=list(BENCHES), metavar="bench", help="one of those below")
     parser.add_argument("--store", choices=list(STORES), default="sqlite")
-    parser.add_argument("--to", choices=list(BROKERS), default="", help="for publish and hotpublish")
+    parser.add_argument("--to", choices=list(BROKERS), default="", help="for publish, hotpublish and ownloop")
     parser.add_argument("--messages", type=positive, help="how much to measure with; each bench has its own default")
     parser.add_argument("--rounds", type=positive, help="how often")
     parser.add_argument("--quick", action="store_true", help="less of everything: a look, not a result")
