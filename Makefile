@@ -25,7 +25,7 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup demo test check fix bench services services-stop docs lock clean
+.PHONY: help setup demo test check fix chaos bench services services-stop docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,11 @@ check: $(STAMP) ## formatting, lint, types, import rules
 fix: $(STAMP) ## format, and repair what ruff can repair
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+chaos: $(STAMP) ## five minutes of faults for each store: make chaos ARGS="--seed 7"
+	@$(BIN)/python -m chaos --store sqlite --to file --minutes 5 $(ARGS)
+	@$(BIN)/python -m chaos --store postgresql --to kafka --minutes 5 $(ARGS)
+	@$(BIN)/python -m chaos --store mysql --to amqp --minutes 5 $(ARGS)
 
 bench: $(STAMP) ## measure: make bench ARGS="drain --store sqlite"
 	@$(BIN)/python -m bench $(ARGS)

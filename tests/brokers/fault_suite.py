@@ -22,9 +22,9 @@ from postroom.events import BreakerClosed, BreakerOpened, Event
 from tests.acceptance.servers.conftest import Named, emptied
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import in_order, relay_running
-from tests.brokers.private import PrivateBroker
 from tests.conftest import server_url
 from tests.proxy import Proxy
+from tests.services.private import PrivateServer
 from tests.waiting import eventually
 
 OUTAGE = float(os.environ.get("POSTROOM_OUTAGE", "3"))
@@ -127,7 +127,7 @@ class FaultSuite:
 
     def private(self) -> Private:
         server_url(self.broker)  # skip if there is none
-        return PrivateBroker(self.broker)
+        return PrivateServer(self.broker)
 
     def network(self, address: str) -> AbstractContextManager[Proxy]:
         """Between the relay and the shared broker."""

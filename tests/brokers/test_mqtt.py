@@ -31,11 +31,11 @@ from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
 from tests.brokers.mqtt_reader import MqttReader, Taken
-from tests.brokers.private import NOT_GIVEN, PrivateBroker
 from tests.brokers.refusals import RefusesWhatIsLarge
 from tests.conftest import server_url
 from tests.services.mosquitto import Mosquitto
 from tests.services.places import CERTIFICATES
+from tests.services.private import NOT_GIVEN, PrivateServer
 
 
 def new_name() -> str:
@@ -68,10 +68,10 @@ class Configured(Mosquitto):
         return "Mosquitto"
 
 
-class PrivateMosquitto(PrivateBroker):
+class PrivateMosquitto(PrivateServer):
     def __init__(self, settings: str) -> None:
         super().__init__("mosquitto")
-        self._server = Configured(self._server.name, settings)
+        self.server = Configured(self.server.name, settings)
 
 
 @contextmanager

@@ -32,11 +32,11 @@ from tests.brokers.example import run_example
 from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, FaultSuite
 from tests.brokers.nats_credentials import make_credentials, stand_in_for_nkeys
 from tests.brokers.nats_reader import Stored, change_stream, make_stream, stored
-from tests.brokers.private import NOT_GIVEN, PrivateBroker
 from tests.conftest import server_url
 from tests.proxy import Proxy
 from tests.services.nats import Nats
 from tests.services.places import CERTIFICATES
+from tests.services.private import NOT_GIVEN, PrivateServer
 from tests.services.processes import Command
 from tests.waiting import eventually
 
@@ -377,10 +377,10 @@ class Configured(Nats):
         return [*words, "-c", folder / "settings.conf"]
 
 
-class PrivateNats(PrivateBroker):
+class PrivateNats(PrivateServer):
     def __init__(self, settings: str, *, jetstream: bool = True) -> None:
         super().__init__("nats")
-        self._server = Configured(self._server.name, settings, jetstream=jetstream)
+        self.server = Configured(self.server.name, settings, jetstream=jetstream)
 
 
 @contextmanager

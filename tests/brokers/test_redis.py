@@ -25,9 +25,9 @@ from postroom.testing.publisher_contract import PublisherContract, Received, Rej
 from tests.brokers.behind_proxy import BehindProxy
 from tests.brokers.example import run_example
 from tests.brokers.fault_suite import Arrived, FaultSuite
-from tests.brokers.private import PrivateBroker
 from tests.conftest import server_url
 from tests.proxy import Proxy
+from tests.services.private import PrivateServer
 
 
 async def entries(address: str, stream: str) -> list[dict[bytes, bytes]]:
@@ -194,7 +194,7 @@ async def test_a_connection_that_the_server_has_closed_meanwhile_is_no_outage(ad
 
 
 async def test_a_server_without_memory_blames_no_message() -> None:
-    private = PrivateBroker("redis")
+    private = PrivateServer("redis")
     try:
         address = private.start()
         async with Redis.from_url(address) as client:

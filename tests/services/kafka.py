@@ -71,7 +71,11 @@ class Kafka(Server):
 
     def prepare(self, folder: Path, port: int) -> None:
         settings = folder / "settings.properties"
-        ports = {name: free_port(folder / f"{name}-port") for name in ("controller", "proxied", "proxy")}
+        ports = {name: free_port(folder / f"{name}-port") for name in ("controller", "proxied")}
+        proxy = folder / "proxy-port"
+        ports["proxy"] = (
+            int(proxy.read_text()) if proxy.exists() else free_port(proxy)
+        )  # not free: a proxy may be there
         settings.write_text(SETTINGS.format(port=port, data=folder / "data", **ports))
         self.account.own(settings)
         if not (folder / "data").exists():

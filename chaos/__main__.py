@@ -1,0 +1,123 @@
+"""Try to make Postroom lose, invent or reorder messages: real processes, real servers, faults drawn from a seed.
+
+Writers commit messages, and in the same transaction a note of each. Relays deliver them while they, the writers, the
+database, the broker and the network between them are killed, frozen and cut. A consumer writes down what arrives. At
+the end a judge that knows nothing of Postroom compares. The last line printed is one JSON object; exit status 0 means
+that every promise held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from tests.services import ServerUnavailable
+
+from . import relay
+from .breaks import BREAKS, IMPOSSIBLE
+from .checker import Verdict, judge
+from .plan import Destination, Plan, Store, draw, kinds
+from .screen import Screen
+from .stage import Stage
+
+
+def main() -> None:
+    parser = make_parser()
+    arguments = parser.parse_args()
+    if arguments.store in IMPOSSIBLE.get(arguments.broken or "", {}):
+        parser.error(
+            f"--break {arguments.broken} makes no difference on {arguments.store}: one transaction writes at a time"
+        )
+    seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
+    plan = draw(seed, arguments.store, arguments.to, arguments.minutes * 60)
+    folder = Path(arguments.keep or tempfile.mkdtemp(prefix="postroom-chaos-")).resolve()
+    if arguments.keep and folder.exists() and any(folder.iterdir()):
+        parser.error(f"--keep {folder}: it must be a new folder, or an empty one")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    try:
+        report = run(plan, folder, arguments.broken)
+    except ServerUnavailable as error:
+        parser.error(str(error))
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(report))
+    sys.exit(0 if report["ok"] else 1)
+
+
+def run(plan: Plan, folder: Path, broken: str | None) -> dict[str, Any]:
+    with Screen(plan, broken) as screen:
+        stage = Stage(plan, folder, broken, screen.say)
+        history = asyncio.run(stage.play())
+        verdict = judge(history)
+        screen.conclude(verdict)
+    return {
+        **describe(plan, stage, broken),
+        **{name: value for name, value in asdict(verdict).items() if name != "recoveries"},
+        "ok": not verdict.violations,
+        "violations": verdict.violations,
+        "faults": faults(stage, verdict),
+    }
+
+
+def describe(plan: Plan, stage: Stage, broken: str | None) -> dict[str, Any]:
+    return {
+        "name": "chaos",
+        "store": plan.store,
+        "to": plan.to,
+        "seed": plan.seed,
+        "seconds": plan.seconds,
+        "broken": broken,
+        "keys": plan.keys,
+        "settings": relay.SETTINGS,
+        "in_flight": relay.IN_FLIGHT,
+        "versions": stage.versions,
+        "drained_in": stage.drained_in,
+    }
+
+
+def faults(stage: Stage, verdict: Verdict) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": fault.kind,
+            "seconds": round(fault.end - fault.begin, 1),
+            "recovered_in": None if recovered is None else round(recovered, 2),
+        }
+        for fault, recovered in zip(stage.faults, verdict.recoveries, strict=True)
+    ]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos",
+        description=__doc__,
+        epilog=f"Faults: {', '.join(kinds('postgresql', 'kafka'))}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--store", choices=get_args(Store), default="sqlite")
+    parser.add_argument("--to", choices=get_args(Destination), default="file")
+    parser.add_argument("--minutes", type=minutes, default=1.0, help="how long things are broken")
+    parser.add_argument("--seed", type=int, help="draw the same faults again")
+    parser.add_argument("--break", dest="broken", choices=list(BREAKS), help="a relay that is broken on purpose")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep what everybody wrote down there")
+    return parser
+
+
+def minutes(given: str) -> float:
+    number = float(given)
+    if not 0.1 <= number <= 24 * 60:
+        raise argparse.ArgumentTypeError("must be from 0.1 to 1440")
+    return number
+
+
+if __name__ == "__main__":
+    main()
