@@ -24,6 +24,8 @@ from postroom.testing.clock import FakeClock
 
 BLOCK, CONTINUE = "block", "continue"
 TOPICS = (BLOCK, CONTINUE)
+HASTY = "hasty"
+"""A type whose messages die of their first failure."""
 
 
 class Crash(BaseException):
@@ -39,6 +41,9 @@ class World:
     delivered: list[str] = field(default_factory=list)
     first: set[str] = field(default_factory=set)
     poison: set[str] = field(default_factory=set)
+    hasty: set[str] = field(default_factory=set)
+    revived: set[str] = field(default_factory=set)
+    """Where a dead message lets its key go on, it goes last when it is revived."""
     refusals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     outages: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     down: set[str] = field(default_factory=set)
@@ -54,6 +59,8 @@ class World:
     def commit(self, message: Message) -> None:
         self.committed[message.id] = (message.topic, message.key)
         self.order[(message.topic, message.key)].append(message.id)
+        if message.type == HASTY:
+            self.hasty.add(message.id)
 
     def receive(self, message: Message, dead: Callable[[str], bool]) -> None:
         if message.id not in self.committed:
@@ -69,7 +76,9 @@ class World:
         for earlier in self.order[(message.topic, message.key)]:
             if earlier == message.id:
                 return
-            if earlier not in self.first and not (message.topic == CONTINUE and dead(earlier)):
+            if earlier in self.first or (message.topic == CONTINUE and earlier in self.revived):
+                continue
+            if not (message.topic == CONTINUE and dead(earlier)):
                 self.problems.append(f"order: {message.id} of key {message.key} came before {earlier}")
 
     def check_attempt(self, message: Message) -> None:
@@ -227,7 +236,7 @@ class SimulatedRelay:
                 lease_ttl=15,
                 publish_timeout=5,
                 on_dead={CONTINUE: "continue"},
-                retry="steps 0s 1s 5s 30s 2m",
+                retry={HASTY: "never", "*": "steps 0s 1s 5s 30s 2m"},
             ),
             clock=clock,
             observers=(),

@@ -32,7 +32,7 @@ from postroom.testing.clock import FakeClock
 from tests import services
 from tests.conftest import server_url
 
-from .relay_model import BLOCK, TOPICS, Crash, SimulatedRelay, World, live, owners, turn_the_loop
+from .relay_model import BLOCK, CONTINUE, HASTY, TOPICS, Crash, SimulatedRelay, World, live, owners, turn_the_loop
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 KEYS = st.sampled_from(["k1", "k2", "k3", None])
@@ -73,9 +73,14 @@ class RelayMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------- the applications
 
-    @rule(topic=st.sampled_from(TOPICS), keys=st.lists(KEYS, min_size=1, max_size=6), poison=st.integers(0, 9))
-    def commit(self, topic: str, keys: list[str | None], poison: int) -> None:
-        messages = [Message(topic=topic, payload=b"x", key=key) for key in keys]
+    @rule(
+        topic=st.sampled_from(TOPICS),
+        keys=st.lists(KEYS, min_size=1, max_size=6),
+        poison=st.integers(0, 9),
+        type=st.sampled_from([None, HASTY]),
+    )
+    def commit(self, topic: str, keys: list[str | None], poison: int, type: str | None = None) -> None:
+        messages = [Message(topic=topic, payload=b"x", key=key, type=type) for key in keys]
         self.write(messages, commit=True)
         for number, message in enumerate(messages):
             self.world.commit(message)
@@ -160,6 +165,29 @@ class RelayMachine(RuleBasedStateMachine):
                 self.step(other, 2)
         self.step(number, 1)
 
+    @rule(
+        number=NUMBERS,
+        hasty=st.lists(KEYS, min_size=1, max_size=3),
+        patient=st.lists(KEYS, min_size=1, max_size=8),
+        steps=st.tuples(*[st.integers(0, 3)] * 3),
+        spared=st.booleans(),
+    )
+    def refuse_until_it_is_an_outage(
+        self, number: int, hasty: list[str | None], patient: list[str | None], steps: tuple[int, int, int], spared: bool
+    ) -> None:
+        """Some die, others of their keys wait for a retry, and then all of it turns out to be the destination's
+        fault."""
+        self.start(number)
+        self.world.refusing = True
+        for keys, type, times in ((hasty, HASTY, steps[0]), (patient, None, steps[1]), ([None] * 5, None, steps[2])):
+            self.commit(CONTINUE, keys, poison=9, type=type)
+            self.tick(number)
+            self.step(number, times)
+        if spared:
+            self.come_up()
+            self.clock.advance(1.0)
+            self.step(number, 3)
+
     def act(self, number: int, action: Awaitable[Any]) -> None:
         """A relay that crashes inside its action is gone, and so is all it knew."""
         relay = self.relays[number]
@@ -212,6 +240,7 @@ class RelayMachine(RuleBasedStateMachine):
     def mend_and_revive(self) -> None:
         """An operator fixes what was wrong with the messages and revives the dead."""
         self.world.poison.clear()
+        self.world.revived |= self.dead_ids()
         self.run(self.store.revive(sorted(self.dead_ids())))
 
     @rule()
@@ -283,7 +312,7 @@ class RelayMachine(RuleBasedStateMachine):
         assert relay is not None
         relay.store.fault = None
         relay.pause()
-        for _ in range(100):
+        for _ in range(160):  # three bad messages may follow each other in one key, each with its retries
             for topic in TOPICS:
                 self.commit(topic, [None], poison=9)
             self.run(relay.tick())
@@ -315,7 +344,8 @@ class RelayMachine(RuleBasedStateMachine):
     def check_all_went_out(self) -> None:
         dead = self.dead_ids()
         for id in dead:
-            assert self.world.earned(id) >= ATTEMPTS, f"{id} is dead after {self.world.earned(id)} failures"
+            attempts = 1 if id in self.world.hasty else ATTEMPTS
+            assert self.world.earned(id) >= attempts, f"{id} is dead after {self.world.earned(id)} failures"
         for (topic, key), ids in self.world.order.items():
             blocked = False
             for id in ids:

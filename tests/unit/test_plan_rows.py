@@ -101,7 +101,7 @@ def test_rows_that_wait_in_memory_are_let_go_of_when_their_topic_is_paused() -> 
     assert plan.next_batch(outlet, 0.0) == []
     plan.pause(Globs())
     assert [gate for gate, _, _ in plan.parked_wants()] == [GATE]
-    plan.take_parked(GATE, [first], 10, 0.0)
+    plan.take_parked(GATE, 0, [first], 10, 0.0)
     assert plan.next_batch(outlet, 0.0) == [first]
 
 

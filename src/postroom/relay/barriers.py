@@ -29,10 +29,14 @@ class Barriers(Memory):
             if held is None:
                 held = HeldKey.of(hold, now)
                 self._remember(held)
-            elif held.status != "releasing" and not held.trying:
+            elif held.status != "releasing" and not held.trying and not self._is_unsettled(held):
                 held.status = "releasing"
                 held.start_draining()
                 self._draining[held.name] = held
+
+    def _is_unsettled(self, held: HeldKey) -> bool:
+        """Whether the database does not know yet why this key is held."""
+        return held.provisional or held.position in self._known
 
     def _remember(self, held: HeldKey) -> None:
         name = held.name
@@ -195,6 +199,16 @@ class Barriers(Memory):
                 lane.outlet.ready.remove(lane)
                 lane.queued = False
             self._lanes.pop(lane.name, None)
+            if self.held:
+                self._lane_emptied(lane)
+
+    def _lane_emptied(self, lane: Lane) -> None:
+        held = None if lane.lost else self.held.get(lane.name)
+        if held is not None and held.busy:
+            held.busy = False
+            self._open(held)
+        elif held is not None and held.exhausted and held.name in self._draining:
+            self._finish(held)
 
     def _relieve(self, outlet: Outlet, now: float) -> None:
         """A slow destination is full: keys with much in memory give up most of it, so that others are read."""

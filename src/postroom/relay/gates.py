@@ -79,6 +79,14 @@ class HeldKey(Barrier):
             attempts=hold.attempts, status=hold.status, due=due, parked=True,
         )  # fmt: skip
 
+    def inherit(self, was: HeldKey) -> None:
+        """Take the place of another hold of this key, with all that waits behind it; its own message, too."""
+        self.parked = self.parked or was.parked
+        self.skipped_from, self.skipped_to, self.skipped = was.skipped_from, was.skipped_to, was.skipped
+        self.unsettled = was.unsettled
+        if was.status == "retry" and was.position != self.position:
+            self.skip(was.position)
+
     def lasts(self, now: float) -> bool:
         if self.status == "retry":
             return self.due is not None and self.due - now > PARK_AFTER

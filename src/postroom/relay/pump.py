@@ -232,7 +232,7 @@ class Pump:
         wanted = self.plan.parked_wants()
         for gate, after, limit in wanted:
             messages = await self._store.fetch_parked(gate, after, limit)
-            self.plan.take_parked(gate, messages, limit, self._clock.monotonic())
+            self.plan.take_parked(gate, after, messages, limit, self._clock.monotonic())
         return bool(wanted)
 
     async def _fetch_heads(self) -> bool:

@@ -126,11 +126,13 @@ class Reading(Verdicts):
             if barrier.can_be_drained() and self._has_room(barrier.name.topic)
         ]
 
-    def take_parked(self, gate: Gate, messages: Sequence[Message], limit: int, now: float) -> None:
+    def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
         slot = self.slots.get(gate.slot)
         barrier = self._barrier(gate)
         if slot is None or barrier is None or slot.leaving or gate.topic in self._paused:
             return
+        if not self._claims_rows and (barrier.cursor != after or not barrier.can_be_drained()):
+            return  # meanwhile something went back behind it
         if isinstance(barrier, HeldKey) and barrier.status != "releasing":
             return
         for message in messages:

@@ -97,7 +97,7 @@ class Verdicts(Barriers):
             if held is not None and held.provisional:
                 self._open(held)
         for refund in settlement.refunds:
-            self._refunded(refund, now)
+            self._refunded(refund)
         for gate, _ in settlement.parked:
             barrier = self._barrier(gate)
             if barrier is not None:
@@ -175,45 +175,50 @@ class Verdicts(Barriers):
         if (was == "closed") != (breaker.state == "closed"):
             self.changes.append(BreakerChanged(lane.outlet, "closed" if breaker.state == "closed" else "tripped"))
         if misjudged:
-            for earlier in breaker.take_refunds():
+            # The latest first: of those that share a key, the earliest then has it.
+            for earlier in sorted(breaker.take_refunds(), key=_position_of, reverse=True):
                 self._refund(earlier, message, now)
         return misjudged
 
     def _refund(self, failure: Failure, current: Message, now: float) -> None:
         message = failure.message
-        if message.dedupe_id == current.dedupe_id:
+        is_current = message.dedupe_id == current.dedupe_id
+        if is_current:
             current.attempt = failure.attempts + 1
         if message.slot not in self.slots:
             return
         held = self._held_by(message)
-        if held is not None:
+        if held is not None and held.status != "releasing":
             held.attempts = failure.attempts
-            if message.dedupe_id != current.dedupe_id:
+            if not is_current:
                 held.status, held.due, held.parking, held.provisional = "retry", now, False, False
-        if message.dedupe_id != current.dedupe_id or held is not None:
-            self._settlement.refunds.append(Refund(message, failure.attempts))
+        elif is_current or (self.is_ordered(message) and not self._take_back(message, now)):
+            return
+        self._settlement.refunds.append(Refund(message, failure.attempts))
 
-    def _refunded(self, refund: Refund, now: float) -> None:
+    def _take_back(self, message: Message, now: float) -> bool:
+        """It is dead without holding its key, and is to go before those behind it after all. False if one of them is
+        under way: then the key has gone on without it."""
+        lane = self._lanes.get(self._lane_name(message))
+        if lane is not None and lane.flying:
+            return False
+        if lane is not None:
+            self._drop_waiting(lane)
+        was = self.held.get(self._lane_name(message))
+        if was is not None and was.status == "dead" and not was.provisional:
+            was.parked = True  # a later one has died since, and holds the key: this is back behind it
+            return True
+        self._hold(message, "dead", now, None).provisional = True
+        return True
+
+    def _refunded(self, refund: Refund) -> None:
         """The row is back at its place, and due."""
-        message = refund.message
-        held = self._held_by(message)
-        slot = self.slots.get(message.slot)
-        if held is not None:
+        held = self._held_by(refund.message)
+        if held is not None and held.provisional:
+            held.provisional, held.parked = False, True
+            self._open(held)
+        elif held is not None:
             self._await_due(held)
-        elif slot is not None and self.is_ordered(message):
-            # It was dead without holding its key, and is back before those behind it.
-            gate = Gate(message.slot, message.topic, message.key)
-            self._remember(
-                HeldKey(
-                    name=gate,
-                    since=now,
-                    position=message.position,
-                    attempts=refund.attempts,
-                    status="retry",
-                    due=now,
-                    parked=True,
-                )
-            )
 
     def _failed(self, lane: Lane, message: Message, error: BaseException, now: float) -> None:
         permanent = bool(getattr(error, "permanent", False))
@@ -262,9 +267,7 @@ class Verdicts(Barriers):
             status=status, due=due, parked=message.position in self._from_parked,
         )  # fmt: skip
         if was is not None:
-            held.parked, held.skipped_from = held.parked or was.parked, was.skipped_from
-            held.skipped, held.skipped_to = was.skipped, was.skipped_to
-            held.unsettled = was.unsettled
+            held.inherit(was)
             self._draining.pop(was.name, None)
         self._remember(held)
         return held
@@ -319,10 +322,6 @@ class Verdicts(Barriers):
             return False
         return lane.waiting[0].position != held.position
 
-    def _lane_emptied(self, lane: Lane) -> None:
-        held = None if lane.lost else self.held.get(lane.name)
-        if held is not None and held.busy:
-            held.busy = False
-            self._open(held)
-        elif held is not None and held.exhausted and held.name in self._draining:
-            self._finish(held)
+
+def _position_of(failure: Failure) -> int:
+    return failure.message.position

@@ -128,14 +128,17 @@ def _refund_dead(tables: Tables, row: Row) -> None:
         return
     # The reader's mark may have passed its position: only among the parked rows is it found there.
     tables.parked.put(replace(row, gate=row.key_gate))
-    _refund_hold(tables, row)
-    if row.key_gate not in tables.holds:
+    hold = tables.holds.get(row.key_gate)
+    # A later one of its key that waits for a retry goes after it; one that died holds it up.
+    if not _refund_hold(tables, row) and (hold is None or hold.status != "dead"):
         tables.hold(row, "releasing", None, "")
 
 
-def _refund_hold(tables: Tables, row: Row) -> None:
-    if tables.is_held_by(row.message) and tables.holds[row.key_gate].status != "releasing":
-        tables.hold(row, "retry", tables.now(), tables.holds[row.key_gate].error)
+def _refund_hold(tables: Tables, row: Row) -> bool:
+    if not tables.is_held_by(row.message) or tables.holds[row.key_gate].status == "releasing":
+        return False
+    tables.hold(row, "retry", tables.now(), tables.holds[row.key_gate].error)
+    return True
 
 
 def _position_of(entry: Retry | Dead) -> int:

@@ -312,7 +312,8 @@ def refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
 
 
 def _refund_dead(transaction: Transaction, refund: Refund) -> bool:
-    """Back to its old place, among the parked rows: the reader's mark may have passed it in the hot table."""
+    """Back to its old place, among the parked rows: the reader's mark may have passed it in the hot table. It goes
+    before a later one of its key that waits for a retry, and waits for one that died and holds the key."""
     dead, parked = transaction.tables.dead, transaction.tables.parked
     condition = is_dead(transaction, [refund.message])
     given = {"position": dead.c.position, "behind": "key", "attempts": refund.attempts}
@@ -320,7 +321,7 @@ def _refund_dead(transaction: Transaction, refund: Refund) -> bool:
     if not transaction.remove(dead, condition):
         return False
     gate = gate_of(refund.message)
-    if not _refund_held(transaction, refund) and not _is_held(transaction, gate):
+    if not _refund_held(transaction, refund) and not _is_held(transaction, gate, dead_only=True):
         put_holds(transaction, [_hold_row(transaction, refund.message, "releasing", refund.attempts, "")])
     return True
 
@@ -395,8 +396,10 @@ def gate_of(message: Message) -> Gate:
     return Gate(message.slot, message.topic, message.key)
 
 
-def _is_held(transaction: Transaction, gate: Gate) -> bool:
-    return transaction.has(transaction.tables.holds, _is_hold_of(transaction, gate))
+def _is_held(transaction: Transaction, gate: Gate, *, dead_only: bool = False) -> bool:
+    holds = transaction.tables.holds
+    status = [holds.c.status == "dead"] if dead_only else []
+    return transaction.has(holds, _is_hold_of(transaction, gate), *status)
 
 
 def _is_hold_of(transaction: Transaction, gate: Gate) -> ColumnElement[bool]:

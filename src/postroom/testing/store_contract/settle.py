@@ -365,6 +365,39 @@ class SettleContract(StoreFixtures):
         assert (hold.position, hold.attempts) == (rows[0].position, 0)
         assert await head_of(store, rows[0]) == rows[0]
 
+    async def test_a_refunded_dead_message_goes_before_a_later_one_that_waits_for_its_retry(self, store: Store) -> None:
+        owner = await own(store)
+        rows = await self.written(store, *messages(3))
+        await owner.settle(dead=[dead(rows[0], holding=False)])
+        await owner.settle(retries=[retry(rows[1], attempts=1, delay=60)])
+        await owner.settle(refunds=[Refund(rows[1], 0), Refund(rows[0], 0)])
+        hold = await hold_on(store, rows[0])
+        assert hold is not None
+        assert (hold.status, hold.position) == ("releasing", rows[0].position)
+        assert ids(await read_parked(store, gate_of(rows[0]))) == ids(rows[:1])
+        assert ids(await fetch_all(store)) == ids(rows[1:])
+
+    async def test_refunded_dead_messages_of_one_key_are_back_in_their_order(self, store: Store) -> None:
+        owner = await own(store)
+        rows = await self.written(store, *messages(3))
+        await owner.settle(dead=[dead(row, holding=False) for row in rows[:2]])
+        await owner.settle(refunds=[Refund(rows[1], 0), Refund(rows[0], 0)])
+        assert await status_of_hold(store, rows[0]) == "releasing"
+        assert ids(await read_parked(store, gate_of(rows[0]))) == ids(rows[:2])
+
+    async def test_a_refunded_dead_message_leaves_the_key_to_a_later_one_that_died_and_holds_it(
+        self, store: Store
+    ) -> None:
+        owner = await own(store)
+        rows = await self.written(store, *messages(3))
+        await owner.settle(dead=[dead(rows[0], holding=False)])
+        await owner.settle(dead=[dead(rows[1], holding=True)])
+        await owner.settle(refunds=[Refund(rows[0], 0)])
+        hold = await hold_on(store, rows[1])
+        assert hold is not None
+        assert (hold.status, hold.position) == ("dead", rows[1].position)
+        assert await state_of(store, rows[0]) != "dead"
+
     async def test_a_refunded_dead_message_without_a_key_is_due_at_once(self, store: Store) -> None:
         owner = await own(store)
         rows = await self.written(store, message(None))
