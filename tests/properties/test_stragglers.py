@@ -20,6 +20,7 @@ from postroom.ports import Fetched, Range
 from postroom.stores.mysql import MysqlStore, Region, read_dirty
 from postroom.stores.postgresql import PostgresqlStore
 from postroom.stores.postgresql_writers import Snapshot
+from postroom.stores.sql_server import in_order
 from postroom.stores.stragglers import Writer
 
 SLOTS = (0, 1, 2)
@@ -108,9 +109,16 @@ class Database:
     def late_rows(self, ranges: Sequence[Range]) -> list[Message]:
         return [message for asked in ranges for message in self.rows_between(asked.slot, asked.low, asked.after)]
 
-    def all_rows(self, ranges: Sequence[Range]) -> list[Message]:
+    def new_rows(self, ranges: Sequence[Range], limit: int | None) -> list[Message]:
         new = [message for asked in ranges for message in self.rows_between(asked.slot, asked.after)[: asked.limit]]
-        return sorted([*self.late_rows(ranges), *new], key=lambda message: message.position)
+        return in_order(new)[:limit]
+
+    def all_rows(self, ranges: Sequence[Range], limit: int | None) -> list[Message]:
+        return in_order([*self.late_rows(ranges), *self.new_rows(ranges, limit)])
+
+    def rows_at(self, positions: Collection[int]) -> list[Message]:
+        found = {position: self.visible[position] for position in positions if position in self.visible}
+        return [Message(topic="t", key=key, position=position, slot=slot) for position, (slot, key) in found.items()]
 
 
 class PostgresqlModel(PostgresqlStore):
@@ -134,7 +142,7 @@ class PostgresqlModel(PostgresqlStore):
         self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Snapshot]]
     ) -> tuple[Snapshot, datetime, list[Message]]:
         await Interruption()
-        found = Snapshot.parse(self.database.snapshot()), datetime.now(UTC), self.database.all_rows(ranges)
+        found = Snapshot.parse(self.database.snapshot()), datetime.now(UTC), self.database.all_rows(ranges, limit)
         await Interruption()
         return found
 
@@ -170,15 +178,13 @@ class MysqlModel(MysqlStore):
         await Interruption()
         return found
 
-    async def _read_slots(
-        self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Collection[int]]]
-    ) -> tuple[Collection[int], datetime, list[Message]]:
-        checked = {each.floor + 1 for each in writers if not each.may_be_over}
+    async def _read_rows(
+        self, ranges: Sequence[Range], limit: int | None, checked: Sequence[int]
+    ) -> tuple[datetime, list[Message]]:
         await Interruption()
-        rows = self.database.all_rows(ranges) if limit != 0 else self.database.late_rows(ranges)
-        seen = {message.position for message in rows} | (checked & self.database.visible.keys())
+        rows = [*self.database.all_rows(ranges, limit), *self.database.rows_at(checked)]
         await Interruption()
-        return seen, datetime.now(UTC), rows
+        return datetime.now(UTC), in_order(rows)
 
 
 def _is_within(position: int, slot: int, regions: Sequence[Region]) -> bool:
@@ -196,10 +202,10 @@ class Reader:
         self.taken: dict[str, list[int]] = {}
         self.fetching: Coroutine[Any, Any, Fetched] | None = None
 
-    def step(self, limit: int) -> None:
+    def step(self, limit: int, in_all: int | None = None) -> None:
         if self.fetching is None:
             ranges = [Range(slot, self.cursors[slot], limit, self.horizons[slot]) for slot in self.slots]
-            self.fetching = self.store.fetch(ranges)
+            self.fetching = self.store.fetch(ranges, in_all)
         fetching: Coroutine[Any, Any, Fetched] | None = self.fetching
         assert fetching is not None
         try:
@@ -231,6 +237,15 @@ class Reader:
         for slot in self.slots:
             self.horizons[slot] = max(self.horizons[slot], fetched.horizon)
 
+    def go_back(self, slot: int, part: float) -> None:
+        """To some place above the mark: what was taken from there on, and not delivered, is to be read again."""
+        if self.fetching is None:
+            mark = min(self.cursors[slot], self.horizons[slot])
+            back = self.cursors[slot] = mark + round(part * (self.cursors[slot] - mark))
+            for key in KEYS[slot]:
+                queue = self.taken.get(key, [])
+                queue[:] = [each for each in queue if each <= back or each not in self.store.database.visible]
+
     def deliver(self) -> None:
         for queue in self.taken.values():
             for position in queue:
@@ -256,7 +271,10 @@ class History:
     def step(self) -> None:
         if self.joining and self.random.random() < 0.003:
             self.readers.append(self.joining.pop())
-        match self.random.choice("wwwwwrrrrrrrrrrrrdcn"):
+        match self.random.choice("wwwwwrrrrrrrrrrrrdcnb"):
+            case "b":
+                reader = self.random.choice(self.readers)
+                reader.go_back(self.random.choice(reader.slots), self.random.random())
             case "n":
                 self.database.restart()
             case "w":
@@ -266,7 +284,8 @@ class History:
             case "c":
                 self.random.choice(self.readers).cancel()
             case _:
-                self.random.choice(self.readers).step(self.random.randint(1, 3))
+                in_all = self.random.choice((None, 1, 2, 3))
+                self.random.choice(self.readers).step(self.random.randint(1, 3), in_all)
 
     def write(self) -> None:
         if not self.database.open or (len(self.database.open) < 4 and self.random.random() < 0.3):

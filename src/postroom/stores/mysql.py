@@ -223,16 +223,22 @@ class MysqlStore(ServerStore[Collection[int]]):
     async def _read_slots(
         self, ranges: Sequence[Range], limit: int | None, writers: Sequence[Writer[Collection[int]]]
     ) -> tuple[Collection[int], datetime, list[Message]]:
+        checked = [each.floor + 1 for each in writers if not each.may_be_over]
+        now, messages = await self._read_rows(ranges, limit, checked)
+        visible = {message.position for message in messages}
+        return visible, now, asked_for(messages, ranges, limit) if checked else messages
+
+    async def _read_rows(
+        self, ranges: Sequence[Range], limit: int | None, checked: Sequence[int]
+    ) -> tuple[datetime, list[Message]]:
+        """The rows of these ranges, and those at the positions that are checked, wherever they are."""
         again = any(asked.low < asked.after for asked in ranges)
-        checked = padded([each.floor + 1 for each in writers if not each.may_be_over])
+        checked = padded(checked)
         shape = ("slots", len(ranges), limit != 0, again, len(checked))
         prepared = self._prepare(shape, lambda: select_slots(self.tables.hot, *shape[1:]))
         values = {**range_values(ranges), **listed(checked), "limit": NO_LIMIT if limit is None else limit}
         header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(values)))
-        messages = in_order([read_message(row) for row in rows])
-        slots = {asked.slot for asked in ranges}
-        visible = {message.position for message in messages}
-        return visible, header.now, [message for message in messages if message.slot in slots]
+        return header.now, in_order([read_message(row) for row in rows])
 
     async def _read_stragglers(
         self, ranges: Sequence[Range], writers: Sequence[Writer[Collection[int]]]
@@ -261,6 +267,25 @@ class MysqlStore(ServerStore[Collection[int]]):
         positions = sorted(message.position for message in messages)
         statement = partial(delete_at, self.tables.claims.c.position)
         return await self._change("claimed", statement, **{GIVEN: json.dumps(positions)})
+
+
+def asked_for(messages: Sequence[Message], ranges: Sequence[Range], limit: int | None) -> list[Message]:
+    """Without those that were only checked. One that lies above others that are not read yet must not be handed on:
+    whoever reads goes on from the highest position there is, and would pass them."""
+    afters = {asked.slot: asked.after for asked in ranges}
+    left = {asked.slot: asked.limit for asked in ranges}
+    room = NO_LIMIT if limit is None else limit
+    found: list[Message] = []
+    for message in messages:
+        after = afters.get(message.slot)
+        if after is None:
+            continue
+        if message.position > after:
+            if room <= 0 or left[message.slot] <= 0:
+                continue
+            room, left[message.slot] = room - 1, left[message.slot] - 1
+        found.append(message)
+    return found
 
 
 class Region(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import pytest
 
 from postroom import Message, Outbox
 from postroom.message import slot_of
+from postroom.ports import Range
 from postroom.publishers.memory import MemoryPublisher
+from postroom.relay.wiring import store_for
 from tests.acceptance.servers.crowd import Crowd, in_thread, locked_work
 from tests.acceptance.servers.database import TOPIC, Database
 from tests.acceptance.servers.deliveries import commit_order, first_versions, ids, relay_running
@@ -262,3 +265,37 @@ def test_a_held_read_snapshot_does_not_stop_the_mark(database: Database, publish
         eventually(lambda: first_versions(publisher.messages) == {KEY: [1]})
         position = position_of(publisher, KEY)
         eventually(lambda: database.mark_of(slot_of(KEY, "")) >= position)
+
+
+# --- a reader that goes back
+
+
+@pytest.mark.parametrize("server", ["mariadb"])  # where each row that is not committed is looked for
+def test_a_straggler_is_read_after_the_rows_below_it_by_a_reader_that_has_gone_back(database: Database) -> None:
+    """Whoever goes on from the highest position it was given would otherwise pass those between."""
+    database.create_aggregates(KEYS)
+    add_many(database, 5, [KEY])
+    slot = slot_of(KEY, "")
+    with ConnectionHand(database, Outbox()) as straggler:
+        straggler.lock_and_add(KEY)
+        add_many(database, 1, NEIGHBOURS[:1])
+
+        async def go_back() -> list[int]:
+            store = store_for(database.url, Outbox())
+            await store.open(claim="slots")
+            try:
+                below = [message.position for message in (await store.fetch([Range(slot, 0, 5, 0)])).messages]
+                horizon = 0
+                async with asyncio.timeout(20):
+                    while horizon <= below[4]:  # until the store knows of the straggler
+                        horizon = (await store.fetch([Range(slot, 0, 100, 0)])).horizon
+                straggler.commit()
+                back = await store.fetch([Range(slot, 0, 2, horizon)])
+                assert [message.position for message in back.messages] == below[:2]
+                return [message.position for message in (await store.fetch([Range(slot, 0, 100, horizon)])).messages]
+            finally:
+                await store.close()
+
+        there = asyncio.run(go_back())
+    assert len(there) == 7
+    assert there == sorted(there)
