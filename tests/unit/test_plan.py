@@ -8,7 +8,7 @@ import pytest
 
 from postroom.errors import NotAttempted
 from postroom.message import Message
-from postroom.ports import NO_LIMIT, Features, Fetched, Hold, Lease, Settled
+from postroom.ports import NO_LIMIT, Features, Fetched, Gate, Hold, Lease, Settled
 from postroom.relay.breaker import Breaker
 from postroom.relay.outlet import Outlet
 from postroom.relay.plan import Plan
@@ -233,3 +233,21 @@ def test_a_backlog_is_read_two_batches_at_a_time_and_news_are_not() -> None:
             plan.delivered(outlet, batch, 0.0)
         plan.expect_news([1])
     assert limits == [2, 4, 4, 2]
+
+
+def test_a_row_that_is_parked_below_those_that_were_read_is_read_too() -> None:
+    """A key was held, and opens while its topic is closed: its rows are parked now, behind others in time only."""
+    plan, outlet = make_plan()
+    outlet.breaker.state = "tripped"
+    gate = Gate(1, "t", None)
+    lease = Lease(slot=1, owner="me", epoch=7, expires_in=15.0, mark=0)
+    plan.own(lease, deadline=100.0, holds=(), gates=(gate,), now=0.0)
+    plan.take_parked(gate, 0, [message(10, "other")], 1, 0.0)
+    plan.slots[1].closed_topics["t"].start_parking()
+    read(plan, message(5))
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert [parked.position for _, parked in settlement.parked] == [5]
+    plan.settled(settlement, Settled(), 0.0)
+    ((_, after, _),) = plan.parked_wants()
+    assert after < 5

@@ -111,6 +111,7 @@ class Barriers(Memory):
 
     def _park(self, barrier: HeldKey | ClosedTopic, message: Message) -> None:
         barrier.parked, barrier.exhausted = True, False
+        barrier.cursor = min(barrier.cursor, message.position - 1)
         barrier.unsettled += 1
         self._settlement.parked.append((barrier.name, message))
 
@@ -240,7 +241,6 @@ class Barriers(Memory):
             held.trying = False
             self._await_due(held)
         elif parked and held is not None:
-            held.cursor = 0
             self._park(held, message)
         elif parked:
             self._reread_parked(message, slot)
