@@ -279,8 +279,8 @@ class Dead(NamedTuple):
 
 class Refund(NamedTuple):
     """A failure that turned out to be the destination's: give the attempts back. The message is on hold, in later or
-    in dead; wherever it is, it becomes due at once with `attempts`. One that has a key keeps its place: from dead it
-    goes to parked at its old position, with a hold that is due or `releasing`."""
+    in dead; wherever it is, it becomes due at once with `attempts`. One that holds its key keeps its place: from dead
+    it goes to parked at its old position. One that died and let its key go on goes last, marked as revived."""
 
     message: Message
     attempts: int

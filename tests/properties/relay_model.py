@@ -42,8 +42,8 @@ class World:
     first: set[str] = field(default_factory=set)
     poison: set[str] = field(default_factory=set)
     hasty: set[str] = field(default_factory=set)
-    revived: set[str] = field(default_factory=set)
-    """Where a dead message lets its key go on, it goes last when it is revived."""
+    died: set[str] = field(default_factory=set)
+    """Where a dead message lets its key go on, it has lost its place, also if it is back later."""
     refusals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     outages: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     down: set[str] = field(default_factory=set)
@@ -62,23 +62,21 @@ class World:
         if message.type == HASTY:
             self.hasty.add(message.id)
 
-    def receive(self, message: Message, dead: Callable[[str], bool]) -> None:
+    def receive(self, message: Message) -> None:
         if message.id not in self.committed:
             self.problems.append(f"phantom: {message.id} was never committed")
             return
         self.check_attempt(message)
         if message.id not in self.first and message.key is not None:
-            self._check_order(message, dead)
+            self._check_order(message)
         self.first.add(message.id)
         self.delivered.append(message.id)
 
-    def _check_order(self, message: Message, dead: Callable[[str], bool]) -> None:
+    def _check_order(self, message: Message) -> None:
         for earlier in self.order[(message.topic, message.key)]:
             if earlier == message.id:
                 return
-            if earlier in self.first or (message.topic == CONTINUE and earlier in self.revived):
-                continue
-            if not (message.topic == CONTINUE and dead(earlier)):
+            if earlier not in self.first and not (message.topic == CONTINUE and earlier in self.died):
                 self.problems.append(f"order: {message.id} of key {message.key} came before {earlier}")
 
     def check_attempt(self, message: Message) -> None:
@@ -97,9 +95,8 @@ class Destination:
 
     features = Features(ordered=True)
 
-    def __init__(self, world: World, dead: Callable[[str], bool]) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._dead = dead
 
     async def publish(self, batch: Batch) -> None:
         world = self._world
@@ -107,7 +104,7 @@ class Destination:
             await self._hang()
         if not (world.down or world.poison or world.refusing):
             for message in batch.messages:
-                world.receive(message, self._dead)
+                world.receive(message)
             batch.confirm_all()
             return
         if world.blunt:
@@ -128,7 +125,7 @@ class Destination:
                 failed.add(lane)
                 batch.answer(message, MessageRejected("poison"))
             else:
-                world.receive(message, self._dead)
+                world.receive(message)
                 batch.answer(message)
 
     def _answer_bluntly(self, batch: Batch) -> None:
@@ -141,7 +138,7 @@ class Destination:
                 failures[message.id] += 1
                 batch.answer(message, DestinationUnavailable("down") if is_down else MessageRejected("one is poison"))
             else:
-                world.receive(message, self._dead)
+                world.receive(message)
                 batch.answer(message)
 
     async def _hang(self) -> None:
@@ -189,6 +186,7 @@ class FragileStore:
         result = await self._store.settle(settlement)
         if ignored := stale - set(result.refused):
             self._world.problems.append(f"fencing: verdicts of a stale owner took effect in slots {sorted(ignored)}")
+        self._world.died.update(dead.message.id for dead in settlement.dead if dead.message.slot not in result.refused)
         self._fail_if_told("after")
         return result
 
@@ -221,11 +219,11 @@ async def owners(store: Store) -> dict[int, tuple[str | None, int]]:
 class SimulatedRelay:
     """A relay whose loops are turned by hand."""
 
-    def __init__(self, store: Store, world: World, clock: FakeClock, dead: Callable[[str], bool], number: int) -> None:
+    def __init__(self, store: Store, world: World, clock: FakeClock, number: int) -> None:
         self.store = FragileStore(store, world)
         self.world = world
         self.clock = clock
-        destination = Destination(world, dead)
+        destination = Destination(world)
         self.session = Session(
             relay=f"relay-{number}",
             name="default",

@@ -52,7 +52,6 @@ class RelayMachine(RuleBasedStateMachine):
         self.store = self.make_store()
         self.relays: list[SimulatedRelay | None] = [None, None, None]
         self.born = 0
-        self.dead: set[str] = set()
         self.run(self.store.open(claim="slots"))
         self.added = 0
 
@@ -109,7 +108,7 @@ class RelayMachine(RuleBasedStateMachine):
     def start(self, number: int) -> None:
         if self.relays[number] is None:
             self.born += 1
-            relay = SimulatedRelay(self.store, self.world, self.clock, self.is_dead, self.born)
+            relay = SimulatedRelay(self.store, self.world, self.clock, self.born)
             self.run(relay.open())
             self.relays[number] = relay
             self.act(number, relay.tick())
@@ -240,7 +239,6 @@ class RelayMachine(RuleBasedStateMachine):
     def mend_and_revive(self) -> None:
         """An operator fixes what was wrong with the messages and revives the dead."""
         self.world.poison.clear()
-        self.world.revived |= self.dead_ids()
         self.run(self.store.revive(sorted(self.dead_ids())))
 
     @rule()
@@ -249,21 +247,8 @@ class RelayMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------- what must hold
 
-    def is_dead(self, id: str) -> bool:
-        return id in self.dead_ids()
-
     def dead_ids(self) -> set[str]:
-        # asked from inside a publisher too, where the loop runs already: a store answers without waiting for anything
-        return self.run_inline(self.store.entries(Query(state="dead", limit=10_000)))
-
-    def run_inline(self, action: Any) -> set[str]:
-        if not self.loop.is_running():
-            return {entry.message.id for entry in self.run(action)}
-        try:
-            action.send(None)
-        except StopIteration as result:
-            return {entry.message.id for entry in result.value}
-        raise AssertionError("a store that has to wait cannot be asked from inside a publisher")
+        return {entry.message.id for entry in self.run(self.store.entries(Query(state="dead", limit=10_000)))}
 
     @invariant()
     def nothing_is_wrong(self) -> None:
@@ -373,9 +358,6 @@ class SqliteRelayMachine(RelayMachine):
         else:
             self.connection.rollback()
 
-    def dead_ids(self) -> set[str]:
-        return {row[0] for row in self.connection.execute("SELECT id FROM postroom_dead")}
-
     def teardown(self) -> None:
         try:
             super().teardown()
@@ -404,11 +386,6 @@ class PostgresqlRelayMachine(RelayMachine):
             self.connection.commit()
         else:
             self.connection.rollback()
-
-    def dead_ids(self) -> set[str]:
-        found = {row[0] for row in self.connection.execute("SELECT id FROM postroom_dead")}
-        self.connection.rollback()
-        return found
 
     def teardown(self) -> None:
         try:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from tests.services import places
 from tests.services.places import locked
 from tests.services.processes import end, run, wait_until
@@ -37,9 +39,10 @@ class PrivateServer:
             end(self.folder, self.server.farewell)
 
     def start_again(self) -> None:
-        """On the same port, with the same data. The threads of a process that was killed may be there for a moment."""
-        port = int((self.folder / "port").read_text())
-        wait_until(lambda: is_free(port), seconds=10)
+        """On the same port, with the same data. The threads of a process that was killed may be there for a moment, and
+        its number for longer: PostgreSQL does not start while there is anything by that number."""
+        port, pid = int((self.folder / "port").read_text()), int((self.folder / "pid").read_text())
+        wait_until(lambda: is_free(port) and not psutil.pid_exists(pid), seconds=10)
         assert urlsplit(self.server.url()).port == port
 
     def stop(self) -> None:

@@ -32,8 +32,8 @@ def make_plan(**settings: object) -> tuple[Plan, Outlet]:
     return plan, outlet
 
 
-def own(plan: Plan, slot: int = 1, holds: tuple[Hold, ...] = (), mark: int = 0) -> None:
-    lease = Lease(slot=slot, owner="me", epoch=7, expires_in=15.0, mark=mark)
+def own(plan: Plan, slot: int = 1, holds: tuple[Hold, ...] = (), mark: int = 0, epoch: int = 7) -> None:
+    lease = Lease(slot=slot, owner="me", epoch=epoch, expires_in=15.0, mark=mark)
     plan.own(lease, deadline=100.0, holds=holds, gates=(), now=0.0)
 
 

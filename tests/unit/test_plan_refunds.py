@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from postroom.errors import MessageRejected, NotAttempted
+from postroom.errors import NotAttempted
 from postroom.message import Message
 from postroom.ports import Gate, Hold, Settled, Settlement
+from postroom.relay.breaker import Failure
 from postroom.relay.outlet import Outlet
 from postroom.relay.plan import Plan
 from postroom.routing import Globs
@@ -73,141 +75,98 @@ def refunds(settlements: Sequence[Settlement], below: int = 100) -> list[int]:
     return [position for position in all_of_them if position < below]
 
 
-def drain(plan: Plan, outlet: Outlet, parked: Collection[Message]) -> list[int]:
-    """All is well again: what is parked behind the key is read. In which order does it go?"""
-    outlet.breaker.half_open()
-    sent: list[int] = []
-    while wanted := plan.parked_wants():
-        for gate, after, limit in wanted:
-            there = [one for one in parked if after < one.position not in sent]
-            plan.take_parked(gate, after, sorted(there, key=lambda one: one.position), limit, 0.0)
-        while gone := send(plan, outlet):
-            sent += gone
-            settle(plan)
-        settle(plan)
-    return [position for position in sent if position < 100]
-
-
-def test_a_message_that_died_before_another_of_its_key_failed_goes_first() -> None:
-    plan, outlet = plan_of_brief_messages()
-    one, two, three = of_key(1), of_key(2, "patient"), of_key(3, "patient")
-    read(plan, one)
-    send(plan, outlet, 1)
-    settle(plan)
-    read_more(plan, two, three)
-    send(plan, outlet, 2)
-    settle(plan)
-    assert refunds(refuse_others(plan, outlet)) == [2, 1]
-    assert GATE not in [held.name for held in plan.due_heads(0.0)]
-    assert drain(plan, outlet, [one]) == [1]
-    assert plan.slots[1].rewind_to == 1, "the two behind it are read again"
-    assert plan.marks() == {1: 1}
-
-
-def test_the_mark_stays_below_one_that_waits_behind_a_refund() -> None:
+def test_a_dead_message_that_let_its_key_go_on_goes_last() -> None:
     plan, outlet = plan_of_brief_messages()
     read(plan, of_key(1))
     send(plan, outlet, 1)
     settle(plan)
-    read_more(plan, of_key(2, "patient"))
+    read_more(plan, of_key(2, "patient"), of_key(3, "patient"))
     send(plan, outlet, 2)
     settle(plan)
-    refuse_others(plan, outlet)
+    assert refunds(refuse_others(plan, outlet)) == [1, 2]
+    assert plan.held[KEY].position == 2, "it keeps the key"
+    assert GATE in [held.name for held in plan.due_heads(0.0)]
+    assert plan.slots[1].stale, "the other one is in the hot table again"
     assert plan.marks() == {1: 1}
 
 
 def test_several_dead_ones_of_a_key_come_back_in_their_order() -> None:
     plan, outlet = plan_of_brief_messages()
-    one, two, three = of_key(1), of_key(2), of_key(3)
-    for each in (one, two):
+    for each in (of_key(1), of_key(2)):
         read_more(plan, each)
         send(plan, outlet, each.position)
         settle(plan)
-    assert refunds(refuse_others(plan, outlet)) == [2, 1]
-    read_more(plan, three)
-    assert drain(plan, outlet, [one, two]) == [1, 2]
-    assert plan.slots[1].rewind_to == 2
+    assert refunds(refuse_others(plan, outlet)) == [1, 2]
+    assert KEY not in plan.held
 
 
-def test_what_waits_in_memory_goes_after_one_that_is_back() -> None:
+def test_a_death_that_is_not_written_down_yet_is_given_back_after_it() -> None:
     plan, outlet = plan_of_brief_messages()
-    one, two = of_key(1), of_key(2)
-    others = [of_key(100 + number, key=f"other-{number}") for number in range(4)]
-    read(plan, one)
+    read(plan, of_key(1), *[of_key(100 + number, "patient", f"other-{number}") for number in range(4)])
+    send(plan, outlet, 1, 100, 101, 102, 103)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert [entry.message.position for entry in settlement.dead] == [1]
+    assert [refund.message.position for refund in settlement.refunds] == [1, 100, 101, 102]
+    plan.settled(settlement, Settled(), 0.0)
+    assert KEY not in plan.held
+
+
+def test_a_message_that_holds_its_key_is_due_at_once_with_the_attempts_it_had() -> None:
+    plan, outlet = make_plan(retry="never", batch_size=10)
+    own(plan)
+    read(plan, message(1), message(2))
     send(plan, outlet, 1)
     settle(plan)
-    read_more(plan, *others)
-    batch = plan.next_batch(outlet, 0.0)
-    read_more(plan, two)
-    for sent in batch:
-        plan.answer(sent, ValueError("no"), 0.0)
-    plan.call_ended(outlet, 0.0)
-    assert outlet.breaker.state == "tripped"
-    outlet.breaker.half_open()
-    assert [lane.name for lane in outlet.ready] == [("t", "other-3")], "not even before the refund is written down"
-    assert 1 in refunds(settle(plan))
-    assert drain(plan, outlet, [one])[0] == 1
-    assert plan.slots[1].rewind_to == 1
-
-
-def test_a_dead_one_stays_dead_if_a_later_one_of_its_key_is_under_way() -> None:
-    plan, outlet = plan_of_brief_messages()
-    others = [of_key(100 + number, key=f"other-{number}") for number in range(4)]
-    read(plan, of_key(1))
-    send(plan, outlet, 1)
-    settle(plan)
-    read_more(plan, of_key(2), *others)
-    batch = plan.next_batch(outlet, 0.0)
-    for sent in batch[1:]:
-        plan.answer(sent, ValueError("no"), 0.0)
-    assert outlet.breaker.state == "tripped"
-    assert refunds(settle(plan)) == []
-    plan.answer(batch[0], None, 0.0)
-    assert plan.out_of_order == []
-
-
-def test_one_that_is_back_waits_for_a_later_one_that_died_and_holds_the_key() -> None:
-    plan, outlet = plan_of_brief_messages()
-    read(plan, of_key(1))
-    send(plan, outlet, 1)
-    settle(plan)
-    read_more(plan, of_key(2, "patient"))
-    (two,) = plan.next_batch(outlet, 0.0)
-    plan.answer(two, MessageRejected("bad", permanent=True), 0.0)
-    plan.call_ended(outlet, 0.0)
-    settle(plan)
+    assert plan.held[KEY].status == "dead"
     assert refunds(refuse_others(plan, outlet)) == [1]
-    held = plan.held[KEY]
-    assert (held.position, held.status, held.parked) == (2, "dead", True)
-    assert plan.parked_wants() == []
+    (held,) = [held for held in plan.due_heads(0.0) if held.name == GATE]
+    assert (held.position, held.attempts) == (1, 0)
 
 
-def test_a_key_that_lets_out_what_is_parked_starts_over_with_one_that_is_back() -> None:
-    plan, outlet = plan_of_brief_messages()
-    one, two, three = of_key(1), of_key(2), of_key(3)
-    hold = Hold(
-        slot=1, topic="t", key="k", message_id=one.id, position=1, attempts=0, status="releasing", due_in=None, error=""
-    )  # fmt: skip
-    own(plan, holds=(hold,))
-    plan.take_parked(GATE, 0, [one], 1, 0.0)
+def test_another_pump_gives_back_what_failed_in_its_slots() -> None:
+    plan, outlet = make_plan(retry="never")
+    own(plan)
+    read(plan, message(1))
     send(plan, outlet, 1)
     settle(plan)
-    assert plan.parked_wants()
-    plan.take_parked(GATE, 0, [two, three], 10, 0.0)
-    outlet.breaker.allowance = 0  # they wait in memory
-    assert plan.next_batch(outlet, 0.0) == []
-    outlet.breaker.allowance = float("inf")
-    lane = outlet.ready.popleft()
-    assert [waiting.position for waiting in lane.waiting] == [2, 3]
-    others = [message(100 + number, f"other-{number}") for number in range(5)]
-    read_more(plan, *others)
-    batch = plan.next_batch(outlet, 0.0)
-    outlet.ready.append(lane)
-    for sent in batch:
-        plan.answer(sent, ValueError("no"), 0.0)
-    plan.call_ended(outlet, 0.0)
+    breaker = outlet.breaker
+    for number in range(4):  # as another plan with the same destination does
+        elsewhere = Failure(Message(topic="t", payload=b"", key=str(number), slot=2), 0)
+        breaker.refused(("t", str(number)), elsewhere, "no", 0.0, lambda: 0.5)
+    assert breaker.state == "tripped"
+    breaker.give_back()
+    plan.wants(0.0)
+    assert refunds(settle(plan)) == [1]
+    assert [failure.message.slot for failure in breaker.given_back] == [2, 2, 2, 2]
+
+
+def test_what_failed_under_another_lease_is_not_given_back() -> None:
+    plan, outlet = make_plan(retry="never")
+    own(plan)
+    read(plan, message(1))
+    send(plan, outlet, 1)
     settle(plan)
-    assert drain(plan, outlet, [one, two, three]) == [1, 2, 3]
+    plan.lose([1])
+    own(plan, epoch=8)
+    assert refunds(refuse_others(plan, outlet)) == []
+
+
+def test_a_message_that_fails_again_is_not_given_what_it_had_before() -> None:
+    plan, outlet = make_plan(retry="steps 0s 0s 0s", batch_size=10)
+    own(plan)
+    read(plan, message(1), *[message(100 + number, f"other-{number}") for number in range(4)])
+    send(plan, outlet, 1)
+    settle(plan)
+    outlet.breaker.given_back.append(Failure(replace(message(1), epoch=7), 0))
+    (held,) = plan.due_heads(0.0)
+    plan.take_heads([held], [message(1)], 0.0)
+    (again,) = plan.next_batch(outlet, 0.0)
+    plan.wants(0.0)
+    plan.answer(again, ValueError("no"), 0.0)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert (settlement.refunds, [retry.attempts for retry in settlement.retries]) == ([], [1])
 
 
 def test_a_slow_key_that_is_paused_goes_on_afterwards() -> None:

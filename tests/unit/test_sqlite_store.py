@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, insert
 
 from postroom.errors import ConfigurationError, SchemaMismatch, StoreError, StoreUnavailable, TablesMissing
 from postroom.message import SLOTS, Message, new_id, slot_of
-from postroom.ports import Dead, Gate, Query, Range, Refund, Retry, Settlement
+from postroom.ports import Dead, Query, Range, Retry, Settlement
 from postroom.stores import sql_read, sqlite
 from postroom.stores.schema import define_tables
 from postroom.stores.sql_rows import UNREADABLE_HEADERS, message_columns, read_message
@@ -547,20 +547,6 @@ async def test_what_a_successor_put_off_is_gone_once_a_former_owner_delivered_it
         await store.settle(Settlement(relay="relay-2", epochs=epochs, retries=[Retry(message, 1, 60, "refused")]))
         await deliver(store, [message], retention=retention)
         assert [entry.state for entry in await store.entries(Query())] == ([] if retention is None else ["delivered"])
-
-
-async def test_a_refund_of_a_message_whose_key_went_on_is_found_by_the_owner(store: SqliteStore, path: Path) -> None:
-    epochs = await own(store)
-    write(path)
-    (message,) = await fetch_all(store)
-    await store.settle(
-        Settlement(relay="relay-1", epochs=epochs, dead=[Dead(message, 5, "attempts", "refused", False, None)])
-    )
-    await store.settle(Settlement(relay="relay-1", epochs=epochs, refunds=[Refund(message, 4)]))
-    [hold], _ = await store.gates([message.slot])
-    assert (hold.status, hold.position) == ("releasing", message.position)
-    (parked,) = await store.fetch_parked(Gate(message.slot, message.topic, message.key), 0, 10)
-    assert (parked.position, parked.attempt) == (message.position, 5)
 
 
 async def test_replays_are_counted_even_if_they_leave_no_trace(store: SqliteStore, path: Path) -> None:

@@ -36,7 +36,7 @@ class Barriers(Memory):
 
     def _is_unsettled(self, held: HeldKey) -> bool:
         """Whether the database does not know yet why this key is held."""
-        return held.provisional or held.position in self._known
+        return held.position in self._known
 
     def _remember(self, held: HeldKey) -> None:
         name = held.name
@@ -103,6 +103,8 @@ class Barriers(Memory):
         if isinstance(barrier, HeldKey) and barrier.lasts(now) and self._are_many(barrier, slot):
             slot.skipped = max(0, slot.skipped - barrier.skipped)
             slot.rewind(barrier.start_parking())
+            if (closed := slot.closed_topics.get(message.topic)) is not None:
+                slot.rewind(closed.skipped_from)  # among those may be some of this key
 
     def _are_many(self, held: HeldKey, slot: Slot) -> bool:
         """Behind one key, or behind all of a slot together: whoever reads the slot again has to pass them."""
@@ -237,11 +239,11 @@ class Barriers(Memory):
         self._from_parked.discard(message.position)
         if self._claims_rows:
             self._let_go(message, slot)
-        elif held is not None and held.position == message.position:
+        elif held is not None and held.position == message.position and held.status != "releasing":
             held.trying = False
             self._await_due(held)
-        elif parked and held is not None:
-            self._park(held, message)
+        elif held is not None and (parked or held.parked or held.parking):
+            self._park(held, message)  # parked rows go before any in the hot table
         elif parked:
             self._reread_parked(message, slot)
         elif held is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -55,6 +55,8 @@ class Breaker:
     allowance: float = float("inf")
     suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
     streak: dict[Hashable, list[Failure]] = field(default_factory=dict[Hashable, list[Failure]])
+    given_back: list[Failure] = field(default_factory=list[Failure])
+    """That turned out to be the destination's, until the pump that has the slot takes them."""
 
     def succeeded(self, message: Message) -> bool:
         """Note a delivery; True if it closed the breaker."""
@@ -93,7 +95,7 @@ class Breaker:
         return False
 
     def refused(self, lane: Hashable, failure: Failure, error: str, now: float, random: Callable[[], float]) -> bool:
-        """Note a message failure; True if it is the destination's after all (then see `take_refunds`)."""
+        """Note a message failure; True if it is the destination's after all (then `give_back`)."""
         if self.state == "half-open" and not self.misjudged:
             self._close()  # it refused this message, so it is there
         self.streak.setdefault(lane, []).append(failure)
@@ -108,14 +110,20 @@ class Breaker:
         if self.state == "half-open":
             self._close()
 
-    def take_refunds(self) -> list[Failure]:
+    def give_back(self) -> None:
         """The earliest failure of each message in the streak: its attempts are what to go back to."""
         refunds: dict[str, Failure] = {}
         for failures in self.streak.values():
             for failure in failures:
                 refunds.setdefault(failure.message.dedupe_id, failure)
         self.streak.clear()
-        return list(refunds.values())
+        self.given_back += refunds.values()
+
+    def take_refunds(self, slots: Container[int]) -> list[Failure]:
+        """What was given back in these slots."""
+        taken = [failure for failure in self.given_back if failure.message.slot in slots]
+        self.given_back = [failure for failure in self.given_back if failure.message.slot not in slots]
+        return taken
 
     def probe_due(self, now: float) -> bool:
         return self.state == "tripped" and now >= self.until

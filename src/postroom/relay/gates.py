@@ -80,12 +80,10 @@ class HeldKey(Barrier):
         )  # fmt: skip
 
     def inherit(self, was: HeldKey) -> None:
-        """Take the place of another hold of this key, with all that waits behind it; its own message, too."""
+        """Take the place of another hold of this key, with all that waits behind it."""
         self.parked = self.parked or was.parked
         self.skipped_from, self.skipped_to, self.skipped = was.skipped_from, was.skipped_to, was.skipped
         self.unsettled = was.unsettled
-        if was.status == "retry" and was.position != self.position:
-            self.skip(was.position)
 
     def lasts(self, now: float) -> bool:
         if self.status == "retry":

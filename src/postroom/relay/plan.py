@@ -41,7 +41,13 @@ class Plan(Reading):
 
     def left(self) -> list[int]:
         """Slots that can be given back now."""
-        return [slot.number for slot in self.slots.values() if slot.leaving and slot.count == 0]
+        settlements = [each for each in (self._settlement, self._under_way) if each is not None]
+        given_back = {refund.message.slot for settlement in settlements for refund in settlement.refunds}
+        return [
+            slot.number
+            for slot in self.slots.values()
+            if slot.leaving and slot.count == 0 and slot.number not in given_back
+        ]
 
     def stranded(self, *, tasks: bool) -> set[int]:
         """Slots with tasks, or other messages, that go nowhere from here."""

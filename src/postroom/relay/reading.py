@@ -35,6 +35,9 @@ class Reading(Verdicts):
         The oldest rows of all slots: read in step, they lie side by side, and so do the deletes that follow. But only
         so many of one slot, so that one bulk import does not delay every other slot.
         """
+        for outlet in self._outlets:
+            if outlet.breaker.given_back:
+                self._take_refunds(outlet, now)
         self._tend(now)
         asking = [slot for slot in self.slots.values() if not slot.leaving and (slot.full or slot.stale)]
         if not asking or not self._has_appetite(now):
@@ -123,7 +126,9 @@ class Reading(Verdicts):
         return [
             (barrier.name, barrier.cursor, size)
             for barrier in barriers
-            if barrier.can_be_drained() and self._has_room(barrier.name.topic)
+            if barrier.can_be_drained()
+            and barrier.name.topic not in self._paused
+            and self._has_room(barrier.name.topic)
         ]
 
     def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
@@ -132,7 +137,7 @@ class Reading(Verdicts):
         if slot is None or barrier is None or slot.leaving or gate.topic in self._paused:
             return
         if not self._claims_rows and (barrier.cursor != after or not barrier.can_be_drained()):
-            return  # meanwhile something went back behind it
+            return  # it has started over, or waits for what went back behind it
         if isinstance(barrier, HeldKey) and barrier.status != "releasing":
             return
         for message in messages:

@@ -175,53 +175,51 @@ class Verdicts(Barriers):
         if (was == "closed") != (breaker.state == "closed"):
             self.changes.append(BreakerChanged(lane.outlet, "closed" if breaker.state == "closed" else "tripped"))
         if misjudged:
-            # The latest first: of those that share a key, the earliest then has it.
-            for earlier in sorted(breaker.take_refunds(), key=_position_of, reverse=True):
-                self._refund(earlier, message, now)
+            breaker.give_back()
+            self._take_refunds(lane.outlet, now, message)
         return misjudged
 
-    def _refund(self, failure: Failure, current: Message, now: float) -> None:
-        message = failure.message
-        is_current = message.dedupe_id == current.dedupe_id
-        if is_current:
-            current.attempt = failure.attempts + 1
-        if message.slot not in self.slots:
-            return
-        held = self._held_by(message)
-        if held is not None and held.status != "releasing":
-            held.attempts = failure.attempts
-            if not is_current:
-                held.status, held.due, held.parking, held.provisional = "retry", now, False, False
-        elif is_current or (self.is_ordered(message) and not self._take_back(message, now)):
-            return
-        self._settlement.refunds.append(Refund(message, failure.attempts))
+    def _take_refunds(self, outlet: Outlet, now: float, current: Message | None = None) -> None:
+        """Failures in our slots that were the destination's, whoever found that out."""
+        for failure in sorted(outlet.breaker.take_refunds(self.slots), key=_position_of):
+            if current is not None and failure.message.dedupe_id == current.dedupe_id:
+                self._refund_current(failure, current)
+            elif failure.message.epoch == self.slots[failure.message.slot].epoch:
+                self._refund(failure, now)
 
-    def _take_back(self, message: Message, now: float) -> bool:
-        """It is dead without holding its key, and is to go before those behind it after all. False if one of them is
-        under way: then the key has gone on without it."""
+    def _refund_current(self, failure: Failure, current: Message) -> None:
+        current.attempt = failure.attempts + 1
+        held = self._held_by(current)
+        if held is not None:
+            held.attempts = failure.attempts
+            self._settlement.refunds.append(Refund(failure.message, failure.attempts))
+
+    def _refund(self, failure: Failure, now: float) -> None:
+        """One that holds its key is due at once. Any other that died has lost its place, and goes last."""
+        message, attempts = failure
+        held = self._held_by(message)
+        if held is not None and held.status != "releasing" and not held.provisional:
+            held.attempts, held.status, held.due, held.parking = attempts, "retry", now, False
+            self._correct_attempt(message, attempts + 1)
+        self._settlement.refunds.append(Refund(message, attempts))
+
+    def _correct_attempt(self, message: Message, attempt: int) -> None:
+        """It may be in memory, to be tried."""
         lane = self._lanes.get(self._lane_name(message))
-        if lane is not None and lane.flying:
-            return False
-        if lane is not None:
-            self._drop_waiting(lane)
-        was = self.held.get(self._lane_name(message))
-        if was is not None and was.status == "dead" and not was.provisional:
-            was.parked = True  # a later one has died since, and holds the key: this is back behind it
-            return True
-        self._hold(message, "dead", now, None).provisional = True
-        return True
+        for each in (*lane.flying, *lane.returned, *lane.waiting) if lane is not None else ():
+            if each.position == message.position:
+                each.attempt = attempt
 
     def _refunded(self, refund: Refund) -> None:
-        """The row is back at its place, and due."""
+        """The row is back, and due."""
+        self.expect_news([refund.message.slot])
         held = self._held_by(refund.message)
-        if held is not None and held.provisional:
-            held.provisional, held.parked = False, True
-            self._open(held)
-        elif held is not None:
+        if held is not None:
             self._await_due(held)
 
     def _failed(self, lane: Lane, message: Message, error: BaseException, now: float) -> None:
         permanent = bool(getattr(error, "permanent", False))
+        self._forget_refund(message)
         lane.outlet.in_memory -= 1
         delay = None if permanent else self._delay(message, error)
         if delay is None:
@@ -234,6 +232,12 @@ class Verdicts(Barriers):
         self._settlement.retries.append(kind(message, message.attempt, delay, describe(error)))
         if self.is_ordered(message):
             self._hold(message, "retry", now, now + delay)
+
+    def _forget_refund(self, message: Message) -> None:
+        """What is said of it now is the last word."""
+        if self._settlement.refunds:
+            position, refunds = message.position, self._settlement.refunds
+            self._settlement.refunds = [refund for refund in refunds if refund.message.position != position]
 
     def _delay(self, message: Message, error: BaseException) -> float | None:
         chosen: float | None = getattr(error, "retry_in", None)

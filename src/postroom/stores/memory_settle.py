@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from ..message import Message
+from ..message import REVIVED_HEADER, Message
 from ..ports import Dead, Gate, Refund, Retry, Settled, Settlement
 from .memory_rows import Row
 from .memory_tables import Tables
@@ -125,17 +125,16 @@ def _refund(tables: Tables, refund: Refund) -> None:
 def _refund_dead(tables: Tables, row: Row) -> None:
     if row.message.key is None:
         tables.append(row)
-        return
-    # The reader's mark may have passed its position: only among the parked rows is it found there.
-    tables.parked.put(replace(row, gate=row.key_gate))
-    hold = tables.holds.get(row.key_gate)
-    # A later one of its key that waits for a retry goes after it; one that died holds it up.
-    if not _refund_hold(tables, row) and (hold is None or hold.status != "dead"):
-        tables.hold(row, "releasing", None, "")
+    elif _refund_hold(tables, row):
+        # The reader's mark may have passed its position: only among the parked rows is it found there.
+        tables.parked.put(replace(row, gate=row.key_gate))
+    else:
+        headers = {**row.message.headers, REVIVED_HEADER: "1"}
+        tables.append(replace(row, message=replace(row.message, headers=headers)))
 
 
 def _refund_hold(tables: Tables, row: Row) -> bool:
-    if not tables.is_held_by(row.message) or tables.holds[row.key_gate].status == "releasing":
+    if not tables.is_blocked_by(row.message):
         return False
     tables.hold(row, "retry", tables.now(), tables.holds[row.key_gate].error)
     return True

@@ -90,6 +90,13 @@ class Tables:
         hold = self.holds.get(Gate(message.slot, message.topic, message.key))
         return hold is not None and hold.position == message.position
 
+    def is_blocked_by(self, message: Message) -> bool:
+        """A hold that lets out what is parked may bear the name of one that died and let its key go on."""
+        return (
+            self.is_held_by(message)
+            and self.holds[Gate(message.slot, message.topic, message.key)].status != "releasing"
+        )
+
     def let_go(self, message: Message) -> None:
         """The message is out of the way: its hold goes, or lets out what is parked."""
         gate = Gate(message.slot, message.topic, message.key)

@@ -88,7 +88,7 @@ def _dead_with(tables: Tables, ids: Sequence[str]) -> list[Row]:
 
 
 def _revive(tables: Tables, row: Row, **changes: Any) -> None:
-    if tables.is_held_by(row.message):
+    if tables.is_blocked_by(row.message):
         _raise(tables, row, **changes)
         tables.set_releasing(row.key_gate)
     else:
@@ -99,7 +99,7 @@ def _raise(tables: Tables, row: Row, **changes: Any) -> None:
     """From the dead: to its old place if it holds its key, else last."""
     tables.dead.take(row.position)
     message = replace(row.message, **changes)
-    if tables.is_held_by(message):
+    if tables.is_blocked_by(message):
         tables.parked.put(Row(message=message, gate=row.key_gate))
     else:
         tables.append(Row(message=message))

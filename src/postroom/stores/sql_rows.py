@@ -80,6 +80,11 @@ def read_headers(text: str) -> dict[str, str]:
     return {name: value if value.__class__ is str else json.dumps(value) for name, value in named.items()}
 
 
+def add_header(text: str | None, header: str) -> str:
+    headers = {} if text is None else read_headers(text)
+    return json.dumps({**headers, header: "1"})
+
+
 def read_moment(value: Any) -> datetime | None:
     """A time as drivers return it; one that cannot be read is unknown."""
     if value.__class__ is str:

@@ -20,9 +20,10 @@ from sqlalchemy import (
     update,
 )
 
-from ..message import Message
+from ..message import REVIVED_HEADER, Message
 from ..ports import Dead, Gate, HoldStatus, Refund, Retry, Settled, Settlement
 from .sql_leases import lock_leases
+from .sql_rows import add_header
 from .sql_transaction import LONGEST_ERROR, Transaction
 
 
@@ -297,8 +298,10 @@ def _still_there(transaction: Transaction, messages: Sequence[Message]) -> set[i
 def _refund(transaction: Transaction, refund: Refund) -> None:
     if refund.message.key is None:
         refund_unkeyed(transaction, refund)
-    elif not _refund_dead(transaction, refund):
-        _refund_held(transaction, refund)
+    elif _refund_held(transaction, refund):
+        _raise_in_place(transaction, refund)
+    else:
+        _raise_last(transaction, refund)
 
 
 def refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
@@ -311,19 +314,21 @@ def refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
     transaction.remove(dead, condition)
 
 
-def _refund_dead(transaction: Transaction, refund: Refund) -> bool:
-    """Back to its old place, among the parked rows: the reader's mark may have passed it in the hot table. It goes
-    before a later one of its key that waits for a retry, and waits for one that died and holds the key."""
-    dead, parked = transaction.tables.dead, transaction.tables.parked
-    condition = is_dead(transaction, [refund.message])
+def _raise_in_place(transaction: Transaction, refund: Refund) -> None:
+    """If it is dead. Among the parked rows: the reader's mark may have passed its position in the hot table."""
+    dead, condition = transaction.tables.dead, is_dead(transaction, [refund.message])
     given = {"position": dead.c.position, "behind": "key", "attempts": refund.attempts}
-    transaction.copy(dead, parked, condition, given)
-    if not transaction.remove(dead, condition):
-        return False
-    gate = gate_of(refund.message)
-    if not _refund_held(transaction, refund) and not _is_held(transaction, gate, dead_only=True):
-        put_holds(transaction, [_hold_row(transaction, refund.message, "releasing", refund.attempts, "")])
-    return True
+    transaction.copy(dead, transaction.tables.parked, condition, given)
+    transaction.remove(dead, condition)
+
+
+def _raise_last(transaction: Transaction, refund: Refund) -> None:
+    """If it is dead. It let its key go on, as one does that an operator revives."""
+    dead, condition = transaction.tables.dead, is_dead(transaction, [refund.message])
+    for row in transaction.rows(select(dead.c.headers).where(condition)):
+        given = {"attempts": refund.attempts, "headers": add_header(row.headers, REVIVED_HEADER)}
+        transaction.copy(dead, transaction.tables.hot, condition, given)
+        transaction.remove(dead, condition)
 
 
 def _refund_held(transaction: Transaction, refund: Refund) -> bool:
@@ -396,10 +401,8 @@ def gate_of(message: Message) -> Gate:
     return Gate(message.slot, message.topic, message.key)
 
 
-def _is_held(transaction: Transaction, gate: Gate, *, dead_only: bool = False) -> bool:
-    holds = transaction.tables.holds
-    status = [holds.c.status == "dead"] if dead_only else []
-    return transaction.has(holds, _is_hold_of(transaction, gate), *status)
+def _is_held(transaction: Transaction, gate: Gate) -> bool:
+    return transaction.has(transaction.tables.holds, _is_hold_of(transaction, gate))
 
 
 def _is_hold_of(transaction: Transaction, gate: Gate) -> ColumnElement[bool]:

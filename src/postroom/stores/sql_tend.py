@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     Table,
+    and_,
     exists,
     func,
     select,
@@ -23,7 +23,7 @@ from ..message import REVIVED_HEADER, TOMBSTONE_HEADER, new_id, slot_of
 from ..ports import Due
 from . import pending
 from .schema import Tables
-from .sql_rows import read_headers
+from .sql_rows import add_header
 from .sql_settle import archive
 from .sql_transaction import Transaction
 
@@ -173,15 +173,14 @@ def _copy_dead(
 
 
 def _with_header(row: Any, header: str | None) -> dict[str, Any]:
-    if header is None:
-        return {"the_number": row.number, "new_headers": row.headers}
-    headers = {} if row.headers is None else read_headers(row.headers)
-    return {"the_number": row.number, "new_headers": json.dumps({**headers, header: "1"})}
+    headers = row.headers if header is None else add_header(row.headers, header)
+    return {"the_number": row.number, "new_headers": headers}
 
 
 def _holding(transaction: Transaction, rows: Sequence[Any]) -> set[int]:
     holds = transaction.tables.holds
-    by_these = transaction.among(holds.c.position, [row.position for row in rows])
+    # A hold that lets out what is parked may bear the name of one that died and let its key go on.
+    by_these = and_(transaction.among(holds.c.position, [row.position for row in rows]), holds.c.status != "releasing")
     return set(transaction.run(select(holds.c.position).where(by_these).with_for_update()).scalars())
 
 

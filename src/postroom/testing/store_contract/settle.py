@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from ...message import REVIVED_HEADER
 from ...ports import (
     Dead,
     Query,
@@ -355,35 +356,30 @@ class SettleContract(StoreFixtures):
         await owner.deliver(rows[0])
         assert ids(await read_parked(store, gate_of(rows[0]))) == ids(rows[1:])
 
-    async def test_a_refunded_dead_message_takes_its_key_back(self, store: Store) -> None:
+    async def test_refunded_messages_that_let_their_key_go_on_go_last_in_their_order(self, store: Store) -> None:
         owner = await own(store)
-        rows = await self.written(store, *messages(2))
-        await owner.settle(dead=[dead(rows[0], holding=False)])
-        await owner.settle(refunds=[Refund(rows[0], 0)])
-        hold = await hold_on(store, rows[0])
-        assert hold is not None
-        assert (hold.position, hold.attempts) == (rows[0].position, 0)
-        assert await head_of(store, rows[0]) == rows[0]
-
-    async def test_a_refunded_dead_message_goes_before_a_later_one_that_waits_for_its_retry(self, store: Store) -> None:
-        owner = await own(store)
-        rows = await self.written(store, *messages(3))
-        await owner.settle(dead=[dead(rows[0], holding=False)])
-        await owner.settle(retries=[retry(rows[1], attempts=1, delay=60)])
-        await owner.settle(refunds=[Refund(rows[1], 0), Refund(rows[0], 0)])
-        hold = await hold_on(store, rows[0])
-        assert hold is not None
-        assert (hold.status, hold.position) == ("releasing", rows[0].position)
-        assert ids(await read_parked(store, gate_of(rows[0]))) == ids(rows[:1])
-        assert ids(await fetch_all(store)) == ids(rows[1:])
-
-    async def test_refunded_dead_messages_of_one_key_are_back_in_their_order(self, store: Store) -> None:
-        owner = await own(store)
-        rows = await self.written(store, *messages(3))
+        rows = await self.written(store, *messages(4))
         await owner.settle(dead=[dead(row, holding=False) for row in rows[:2]])
-        await owner.settle(refunds=[Refund(rows[1], 0), Refund(rows[0], 0)])
-        assert await status_of_hold(store, rows[0]) == "releasing"
-        assert ids(await read_parked(store, gate_of(rows[0]))) == ids(rows[:2])
+        await owner.settle(retries=[retry(rows[2], attempts=1, delay=60)])
+        await owner.settle(refunds=[Refund(row, 0) for row in rows[:3]])
+        hold = await hold_on(store, rows[0])
+        assert hold is not None
+        assert (hold.status, hold.position) == ("retry", rows[2].position)
+        found = await fetch_all(store)
+        assert ids(found) == ids([*rows[2:], *rows[:2]])
+        assert [REVIVED_HEADER in row.headers for row in found] == [False, False, True, True]
+        assert {row.attempt for row in found} == {1}
+        assert len(await store.entries(Query())) == 4
+
+    async def test_a_message_that_died_and_is_refunded_in_one_settlement_is_due(self, store: Store) -> None:
+        owner = await own(store)
+        rows = await self.written(store, *messages(1), *messages(1, key="other"))
+        await owner.settle(
+            dead=[dead(rows[0], holding=False), dead(rows[1], holding=True)], refunds=[Refund(row, 0) for row in rows]
+        )
+        assert ids(await fetch_all(store)) == ids(rows[:1])
+        assert await status_of_hold(store, rows[1]) == "retry"
+        assert await head_of(store, rows[1]) == rows[1]
 
     async def test_a_refunded_dead_message_leaves_the_key_to_a_later_one_that_died_and_holds_it(
         self, store: Store
@@ -396,7 +392,7 @@ class SettleContract(StoreFixtures):
         hold = await hold_on(store, rows[1])
         assert hold is not None
         assert (hold.status, hold.position) == ("dead", rows[1].position)
-        assert await state_of(store, rows[0]) != "dead"
+        assert ids(await fetch_all(store)) == ids([rows[2], rows[0]])
 
     async def test_a_refunded_dead_message_without_a_key_is_due_at_once(self, store: Store) -> None:
         owner = await own(store)
