@@ -1,0 +1,84 @@
+"""Make the runs of docs/explanation/proof.md, keep what they said, and write the page from it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from .page import render
+from .perform import perform
+from .readme import rewrite
+from .results import Result, load, save
+from .runs import RUNS, Run
+
+ROOT = Path(__file__).parents[2]
+PAGE = Path("docs/explanation/proof.md")
+PLOTS = Path("docs/explanation/proof")
+RESULTS = PLOTS / "results"
+README = Path("README.md")
+
+
+def main() -> None:
+    arguments = make_parser().parse_args()
+    chosen = [] if arguments.render else choose(arguments.only, missing=arguments.missing)
+    try:
+        failed = perform_all(chosen, quick=arguments.quick)
+    finally:
+        write(ROOT)
+    sys.exit(1 if failed else 0)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.proof",
+        description=__doc__,
+        epilog="\n".join(["Runs:", *(f"  {run.name:28} {run.command}" for run in RUNS)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="GLOB", default="*", help="those whose name matches")
+    parser.add_argument("--missing", action="store_true", help="those without a stored result")
+    parser.add_argument("--quick", action="store_true", help="short versions: a look, and shown as such")
+    parser.add_argument("--render", action="store_true", help="no runs: the page from what is stored")
+    return parser
+
+
+def choose(only: str, *, missing: bool) -> list[Run]:
+    stored = load(ROOT / RESULTS) if missing else {}
+    return [run for run in RUNS if fnmatchcase(run.name, only) and run.name not in stored]
+
+
+def perform_all(runs: Sequence[Run], *, quick: bool) -> int:
+    """How many failed."""
+    failed = 0
+    for number, run in enumerate(runs, 1):
+        print(f"[{number} of {len(runs)}] {run.name}", flush=True)
+        result = perform(run, ROOT, quick=quick)
+        save(ROOT / RESULTS, result)
+        failed += is_failure(run, result)
+        print(f"  exit status {result.status} after {result.seconds:.0f} s", flush=True)
+    return failed
+
+
+def is_failure(run: Run, result: Result) -> bool:
+    """What is broken on purpose must be found."""
+    return result.report is None or bool(result.status) != (run.kind == "broken")
+
+
+def write(root: Path) -> None:
+    results = load(root / RESULTS)
+    page, plots = render(results)
+    (root / PAGE).write_text(page, encoding="utf-8")
+    (root / PLOTS).mkdir(exist_ok=True)
+    for old in (root / PLOTS).glob("*.svg"):
+        old.unlink()
+    for name, svg in plots.items():
+        (root / PLOTS / name).write_text(svg, encoding="utf-8")
+    readme = root / README
+    readme.write_text(rewrite(readme.read_text(encoding="utf-8"), results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The frame of the page: words that claim nothing about figures."""
+
+HEAD = """\
+# Proof
+
+What we say of Postroom, measured. `make proof` makes every run that is listed [below](#runs), keeps what it said in
+`docs/explanation/proof/results`, and writes this page from that. No figure on it is typed by hand, and a test compares
+the page with the results. A run that failed is shown as failed, and one that is missing as missing.
+
+```sh
+make proof                              # everything: takes hours
+make proof ARGS="--only 'bench-*'"      # a part
+make proof ARGS=--quick                 # a short look at everything
+make proof ARGS=--missing               # what has no result yet
+make proof ARGS=--render                # no run, only the page
+```
+
+The figures are those of the machine below. To compare, take the ratios: ours and the reference are measured in turn, in
+one run."""
+
+CHAOS = """\
+Real processes and servers are killed, frozen and cut off, as a seed decides, and a judge compares what was committed
+with what arrived: see [chaos](chaos.md) for the faults and for what each column means. A run that breaks a promise says
+so in the last column."""
+
+RECOVERIES = """\
+Seconds from the end of a fault to the next new message at the destination, of all these runs together:"""
+
+BROKEN = """\
+The same chaos, with relays that are [broken in one way each](chaos.md#it-can-fail). Here the judge must find something;
+if it finds nothing, it is the judge that fails."""
+
+STORE = """\
+Ours and the reference are measured in turn, and the figures are medians. The ratio is ours by the reference."""
+
+BROKERS = """\
+From PostgreSQL to each broker, against a loop over that broker's client alone, which reads no database; and against the
+loop that one would write instead (`ownloop`). All work on the same cores."""
+
+PEERS = """\
+Other systems and ours, on the same machine and the same database. It is said who is first, whoever it is."""

@@ -1,0 +1,343 @@
+"""The page of evidence says what the runs said, whatever that was; and what is committed is what they make."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as benches
+from bench.proof import __main__ as program
+from bench.proof.markdown import figure, table
+from bench.proof.page import render
+from bench.proof.perform import as_report, follow
+from bench.proof.readme import BEGIN, END, rewrite
+from bench.proof.results import Result, load, save
+from bench.proof.runs import RUNS, Asked, Run
+from chaos import __main__ as chaos
+
+RUN = {run.name: run for run in RUNS}
+MACHINE = {"cores": "2", "cpu": "A Processor", "memory": "8 GiB", "kernel": "Linux 6.1", "python": "3.13.0"}
+EMPTY_README = f"# Postroom\n\n{BEGIN}\n{END}\n\nThe rest.\n"
+
+
+def stored(name: str, report: dict[str, Any] | None, *, status: int = 0, quick: bool = False) -> dict[str, Result]:
+    command = " ".join(("python", *RUN[name].argv(quick=quick)))
+    began = "2026-01-02 03:04"
+    return {
+        name: Result(
+            name=name, command=command, began=began, seconds=61.5, status=status, machine=MACHINE, report=report
+        )
+    }
+
+
+def of_chaos(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "chaos",
+        "store": "sqlite",
+        "to": "file",
+        "seed": 1,
+        "seconds": 300.0,
+        "versions": ["Somebroker 4.2"],
+        "committed": 12_345,
+        "delivered": 12_300,
+        "lost": 0,
+        "phantom": 0,
+        "reordered": 0,
+        "stale": 0,
+        "dead": 45,
+        "dead_by_outage": 0,
+        "duplicates": 7,
+        "duplicates_allowed": 160,
+        "largest_gap": 8.25,
+        "ok": True,
+        "violations": [],
+        "faults": [
+            {"kind": "kill relay", "seconds": 1.0, "recovered_in": 0.5},
+            {"kind": "kill relay", "seconds": 1.0, "recovered_in": 2.5},
+            {"kind": "storm", "seconds": 3.0, "recovered_in": None},
+        ],
+        **changes,
+    }
+
+
+def of_bench(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "drain",
+        "ours": 50_000,
+        "reference": 100_000,
+        "ratio": 0.5,
+        "unit": "messages/s",
+        "reference_is": "the driver alone",
+        "messages": 200_000,
+        "rounds": 5,
+        "versions": {"python": "3.13.0", "server": "Somebase 17"},
+        "fsync": "on",
+        **changes,
+    }
+
+
+def of_peers(ours: float, theirs: float, better: str = "higher") -> dict[str, Any]:
+    def of(median: float) -> dict[str, Any]:
+        return {"median": median, "low": median / 2, "high": median * 2, "rounds": [median / 2, median, median * 2]}
+
+    results: dict[str, Any] = {"postroom": of(ours), "rival": of(theirs), "silent": None}
+    return {
+        "name": "peers",
+        "versions": {"rival": "1.2"},
+        "configured": {"rival": "as its manual says | all of it"},
+        "measures": [{"measure": "drain", "unit": "messages/s", "better": better, "results": results}],
+        "behaviours": [{"behaviour": "an outage of a minute", "results": {"rival": {"lost_messages": 3}}}],
+        "left_out": {"another": "needs another Python"},
+    }
+
+
+def page_of(*results: dict[str, Result]) -> str:
+    return render({name: result for each in results for name, result in each.items()})[0]
+
+
+def row(page: str, *starts: str) -> list[str]:
+    """The cells of the one row that begins with these."""
+    beginning = f"| {' | '.join(starts)} |"
+    (line,) = [line for line in page.splitlines() if line.startswith(beginning)]
+    return [cell.strip() for cell in line.strip("|").split(" | ")][len(starts) :]
+
+
+# --- what is run
+
+
+def test_every_run_has_a_name_of_its_own() -> None:
+    assert len(RUN) == len(RUNS)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("run", [run for run in RUNS if run.kind != "peers"], ids=lambda run: run.name)
+def test_every_command_is_one_that_the_programs_understand(run: Run, quick: bool) -> None:
+    _, program, *arguments = run.argv(quick=quick)
+    parser = chaos.make_parser() if program == "chaos" else benches.make_parser()
+    understood = parser.parse_args(arguments)
+    if program == "bench":
+        bench = benches.BENCHES[understood.bench]
+        assert understood.store in bench.stores
+        assert bool(understood.to) == bool(bench.to)
+
+
+def test_every_broker_and_every_break_is_run() -> None:
+    brokers, breaks = benches.BROKERS, chaos.BREAKS
+    assert {run.what for run in RUNS if run.kind == "broker"} == set(brokers)
+    assert {run.what for run in RUNS if run.kind == "broken"} == set(breaks)
+
+
+def test_the_last_line_and_the_exit_status_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "print('round 1'); print('{\"ours\": 1}'); raise SystemExit(3)"
+    status, last = follow([sys.executable, "-c", code], tmp_path)
+    assert (status, as_report(last)) == (3, {"ours": 1})
+    assert capfd.readouterr().out == "  round 1\n"
+
+
+@pytest.mark.parametrize("line", ["", "Traceback", "3", "[1]"])
+def test_a_last_line_that_is_no_object_is_no_report(line: str) -> None:
+    assert as_report(line) is None
+
+
+def test_what_was_stored_is_read_again(tmp_path: Path) -> None:
+    results = {**stored("chaos-sqlite-file-1", of_chaos()), **stored("peers", None, status=2)}
+    for result in results.values():
+        save(tmp_path, result)
+    assert load(tmp_path) == results
+
+
+def test_an_engine_that_is_broken_on_purpose_must_be_found() -> None:
+    found = stored("broken-settle-first", of_chaos(ok=False, violations=["lost 3"]), status=1)["broken-settle-first"]
+    missed = stored("broken-settle-first", of_chaos())["broken-settle-first"]
+    sound = stored("chaos-sqlite-file-1", of_chaos())["chaos-sqlite-file-1"]
+    assert not program.is_failure(RUN["broken-settle-first"], found)
+    assert program.is_failure(RUN["broken-settle-first"], missed)
+    assert not program.is_failure(RUN["chaos-sqlite-file-1"], sound)
+
+
+# --- the page
+
+
+def test_a_run_of_chaos_is_shown_with_all_that_was_judged() -> None:
+    page = page_of(stored("chaos-sqlite-file-1", of_chaos()))
+    cells = ["12,345", "12,300", "0", "0", "0", "0", "45", "0", "7", "160", "8.25", "held"]
+    assert row(page, "sqlite", "file", "1", "5") == cells
+    assert row(page, "kill relay") == ["2", "1.50", "2.50", "0"]
+    assert row(page, "storm") == ["1", "–", "–", "1"]
+    assert "- Somebroker 4.2" in page
+
+
+def test_a_promise_that_was_broken_is_shown() -> None:
+    report = of_chaos(ok=False, violations=["lost 3", "stuck 1"], lost=3)
+    page = page_of(stored("chaos-sqlite-file-1", report, status=1))
+    assert row(page, "sqlite", "file", "1", "5")[-1] == "**broken**: lost 3, stuck 1"
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "cells"),
+    [
+        (of_chaos(ok=False, violations=["lost 3"]), 1, ["lost 3", "found"]),
+        (of_chaos(), 0, ["–", "**not found**"]),
+        (None, 2, ["–", "**failed**, exit status 2"]),
+    ],
+)
+def test_a_broken_engine_is_found_or_it_is_said_that_it_was_not(
+    report: dict[str, Any] | None, status: int, cells: list[str]
+) -> None:
+    page = page_of(stored("broken-settle-first", report, status=status))
+    assert row(page, "`settle-first`")[-2:] == cells
+
+
+def test_a_bench_is_shown_with_its_reference_and_its_ratio() -> None:
+    page = page_of(stored("bench-sqlite-drain", of_bench()))
+    assert row(page, "`drain`", "a backlog is emptied") == [
+        "50,000", "the driver alone", "100,000", "messages/s", "higher", "0.50", "–", "5 × 200,000 messages",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(0.9, "at most 1.00: met"), (1.1, "at most 1.00: **short**")])
+def test_what_falls_short_of_what_is_asked_is_marked(ratio: float, words: str) -> None:
+    page = page_of(stored("bench-postgresql-memory", of_bench(ratio=ratio, unit="MiB")))
+    assert words in row(page, "`memory`")
+
+
+def test_a_ratio_is_asked_to_be_at_least_or_at_most_something() -> None:
+    assert Asked("at least", 0.5).is_met(0.5)
+    assert not Asked("at least", 0.5).is_met(0.49)
+    assert not Asked("at most", 0.5).is_met(0.51)
+
+
+@pytest.mark.parametrize("name", ["chaos-sqlite-file-1", "bench-sqlite-drain", "publish-kafka", "peers"])
+def test_a_run_that_failed_is_shown_as_failed(name: str) -> None:
+    page = page_of(stored(name, None, status=2))
+    assert "**failed**, exit status 2" in page
+    assert row(page, f"[{name}](proof/results/{name}.json)")[-1] == "2"
+
+
+@pytest.mark.parametrize("name", list(RUN))
+def test_a_run_that_is_missing_is_shown_as_missing(name: str) -> None:
+    assert row(page_of(), name)[1] == "**not run**"
+
+
+def test_a_quick_run_is_shown_with_its_own_command() -> None:
+    page = page_of(stored("bench-sqlite-drain", of_bench(), quick=True))
+    quick = "`python -m bench drain --store sqlite --quick`"
+    assert f"- `bench-sqlite-drain` was run as {quick}, not as listed." in page
+    assert f"{quick}, listed as `python -m bench drain --store sqlite`" in page
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "better", "words"),
+    [
+        (300, 100, "higher", "higher is better. First: postroom."),
+        (100, 300, "higher", "higher is better. **First: rival**, 3.00 times as good as postroom."),
+        (300, 100, "lower", "lower is better. **First: rival**, 3.00 times as good as postroom."),
+    ],
+)
+def test_whoever_is_first_among_the_peers_is_named(ours: float, theirs: float, better: str, words: str) -> None:
+    assert words in page_of(stored("peers", of_peers(ours, theirs, better)))
+
+
+def test_the_peers_are_shown_with_what_they_are_and_what_they_did() -> None:
+    page = page_of(stored("peers", of_peers(300, 100)))
+    assert row(page, "rival", "as its manual says \\| all of it") == []
+    assert row(page, "rival", "100") == ["50.0", "200", "50.0, 100, 200"]
+    assert row(page, "silent") == ["no result", "–", "–", "–"]
+    assert "| system | lost messages |" in page
+    assert row(page, "another") == ["needs another Python"]
+
+
+def test_the_same_results_give_the_same_bytes() -> None:
+    results = {
+        **stored("chaos-sqlite-file-1", of_chaos()),
+        **stored("bench-sqlite-drain", of_bench()),
+        **stored("peers", of_peers(300, 100)),
+    }
+    page, plots = render(results)
+    assert (page, plots) == render(results)
+    assert sorted(plots) == ["peers-drain.svg", "recovery.svg", "sqlite.svg"]
+    assert all(f"](proof/{name})" in page for name in plots)
+
+
+def test_a_plot_has_its_figures_and_neither_a_script_nor_a_date() -> None:
+    svg = render(stored("bench-sqlite-drain", of_bench()))[1]["sqlite.svg"]
+    assert ">50,000<" in svg
+    assert ">100,000<" in svg
+    assert "<script" not in svg
+    assert "<!--" not in svg
+
+
+def test_writing_the_page_leaves_no_plot_of_earlier_results(tmp_path: Path) -> None:
+    (tmp_path / program.README).write_text(EMPTY_README)
+    save(tmp_path / program.RESULTS, stored("bench-sqlite-drain", of_bench())["bench-sqlite-drain"])
+    (tmp_path / program.PLOTS / "old.svg").write_text("old")
+    program.write(tmp_path)
+    assert [path.name for path in (tmp_path / program.PLOTS).glob("*.svg")] == ["sqlite.svg"]
+    assert "50,000" in (tmp_path / program.PAGE).read_text()
+
+
+# --- the README
+
+
+def test_the_readme_has_the_totals_of_chaos_and_the_peers() -> None:
+    results = {
+        **stored("chaos-sqlite-file-1", of_chaos()),
+        **stored("chaos-sqlite-file-2", of_chaos(seed=2, reordered=1, ok=False), status=1),
+        **stored("chaos-sqlite-file-3", None, status=2),
+        **stored("peers", of_peers(300, 100)),
+    }
+    assert rewrite(EMPTY_README, results).splitlines()[3:5] == [
+        "- **Chaos:** 6 faults in 10 minutes and 2 runs; of 24,690 committed messages 0 lost, 0 invented, 1 out of "
+        "order, 0 dead by an outage. 1 more failed.",
+        "- **Drain**, messages/s, higher is better: postroom 300, rival 100.",
+    ]
+
+
+def test_without_peers_the_readme_has_the_drain() -> None:
+    lines = rewrite(EMPTY_README, stored("bench-postgresql-drain", of_bench())).splitlines()
+    assert lines[3] == "- **A backlog in PostgreSQL:** 50,000 messages/s, and 100,000 of the driver alone."
+
+
+def test_without_results_as_listed_the_readme_says_nothing() -> None:
+    quick = {
+        **stored("chaos-sqlite-file-1", of_chaos(), quick=True),
+        **stored("bench-postgresql-drain", of_bench(), quick=True),
+        **stored("peers", None, status=2),
+    }
+    assert rewrite(EMPTY_README, quick) == EMPTY_README
+    assert rewrite(rewrite(EMPTY_README, stored("bench-postgresql-drain", of_bench())), {}) == EMPTY_README
+
+
+def test_a_readme_without_a_place_for_the_lines_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place"):
+        rewrite("# Postroom\n", {})
+
+
+# --- what is committed
+
+
+def test_the_page_and_the_readme_are_what_the_stored_results_make() -> None:
+    """If this fails: `make proof ARGS=--render`."""
+    results = load(program.ROOT / program.RESULTS)
+    page, plots = render(results)
+    readme = (program.ROOT / program.README).read_text(encoding="utf-8")
+    found = {path.name: path.read_text(encoding="utf-8") for path in (program.ROOT / program.PLOTS).glob("*.svg")}
+    assert (program.ROOT / program.PAGE).read_text(encoding="utf-8") == page
+    assert readme == rewrite(readme, results)
+    assert found == plots
+
+
+# --- words
+
+
+def test_figures_are_short() -> None:
+    assert [figure(value) for value in (0, 1234567, 1234.5, 99.94, 8.251, True)] == [
+        "0", "1,234,567", "1,234", "99.9", "8.25", "yes",
+    ]  # fmt: skip
+
+
+def test_a_cell_cannot_end_its_row() -> None:
+    assert table(["a"], [["x | y\nz"], [None]]) == "| a |\n| --- |\n| x \\| y z |\n| – |"
