@@ -25,7 +25,7 @@ ifdef PIP_CERT
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup demo test check fix chaos bench services services-stop docs lock clean
+.PHONY: help setup demo test check fix chaos bench proof services services-stop docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ chaos: $(STAMP) ## five minutes of faults for each store: make chaos ARGS="--see
 
 bench: $(STAMP) ## measure: make bench ARGS="drain --store sqlite"
 	@$(BIN)/python -m bench $(ARGS)
+
+proof: $(STAMP) ## make all runs of docs/explanation/proof.md, and the page: make proof ARGS=--help
+	@$(BIN)/python -m bench.proof $(ARGS)
 
 services: $(STAMP) ## start the servers that the tests use
 	@$(BIN)/python -m tests.services start
