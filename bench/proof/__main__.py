@@ -11,7 +11,7 @@ from pathlib import Path
 from .page import render
 from .perform import perform
 from .readme import rewrite
-from .results import Result, load, save
+from .results import Result, Results, load, save
 from .runs import RUNS, Run
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,8 @@ README = Path("README.md")
 
 def main() -> None:
     arguments = make_parser().parse_args()
-    chosen = [] if arguments.render else choose(arguments.only, missing=arguments.missing)
+    results = load(ROOT / RESULTS) if arguments.missing else {}
+    chosen = [] if arguments.render else choose(results, arguments.only, quick=arguments.quick)
     try:
         failed = perform_all(chosen, quick=arguments.quick)
     finally:
@@ -39,15 +40,22 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", metavar="GLOB", default="*", help="those whose name matches")
-    parser.add_argument("--missing", action="store_true", help="those without a stored result")
+    parser.add_argument(
+        "--missing", action="store_true", help="those without a result, or with that of a quick run only"
+    )
     parser.add_argument("--quick", action="store_true", help="short versions: a look, and shown as such")
     parser.add_argument("--render", action="store_true", help="no runs: the page from what is stored")
     return parser
 
 
-def choose(only: str, *, missing: bool) -> list[Run]:
-    stored = load(ROOT / RESULTS) if missing else {}
-    return [run for run in RUNS if fnmatchcase(run.name, only) and run.name not in stored]
+def choose(results: Results, only: str, *, quick: bool) -> list[Run]:
+    """Those that are not among the results. A quick run never takes the place of another."""
+
+    def is_missing(run: Run) -> bool:
+        result = results.get(run.name)
+        return result is None or (not quick and result.command != run.command)
+
+    return [run for run in RUNS if fnmatchcase(run.name, only) and is_missing(run)]
 
 
 def perform_all(runs: Sequence[Run], *, quick: bool) -> int:

@@ -52,13 +52,16 @@ def versions(results: Results) -> Section:
 
 
 def versions_in(report: dict[str, Any] | None) -> Iterator[str]:
-    """A run of chaos names its servers; a bench says what each version is of, or gives the name with it."""
+    """A run of chaos lists its servers; a bench says what each version is of; of a peer there are several."""
     given = (report or {}).get("versions") or []
     if isinstance(given, list):
         yield from map(str, given)
         return
     for name, version in given.items():
-        yield str(version) if name in ("driver", "server") else f"{name} {version}"
+        if isinstance(version, dict):
+            yield from (f"{package} {each}" for package, each in version.items())
+        else:
+            yield str(version) if name in ("driver", "server") else f"{name} {version}"
 
 
 def runs(results: Results) -> Section:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from . import prose
-from .markdown import figure, table
+from .markdown import cell, figure, sentence, table
 from .plots import Spread, spreads
 from .results import Results
 from .runs import of_kind
@@ -15,6 +15,12 @@ from .section import Section, failure, made, remarks
 
 OURS = "postroom"
 """How our names begin."""
+KNOWN = {
+    "report": {"name", "machine", "versions", "seconds", "configured", "measures", "behaviours", "left_out"},
+    "measure": {"measure", "unit", "better", "results", "first"},
+    "behaviour": {"behaviour", "results"},
+}
+"""What has a place of its own. Whatever else is there is shown as it is."""
 
 
 def peers(results: Results) -> Section:
@@ -32,6 +38,7 @@ def peers(results: Results) -> Section:
 def add_report(section: Section, report: dict[str, Any]) -> None:
     if report.get("configured"):
         section.add(table(["system", "configured"], report["configured"].items()))
+    section.add(*others(report, KNOWN["report"]))
     for measure in report.get("measures", ()):
         add_measure(section, measure)
     for behaviour in report.get("behaviours", ()):
@@ -52,9 +59,10 @@ def add_measure(section: Section, measure: dict[str, Any]) -> None:
         f"### {measure['measure']}",
         f"In {measure['unit']}; {measure['better']} is better. {standing(ranked)}".rstrip(),
         table(["system", "median", "lowest", "highest", "rounds"], rows),
+        *others(measure, KNOWN["measure"]),
     )
     if ranked:
-        section.add_plot(f"peers-{slug(measure['measure'])}", title, spreads(title, ranked))
+        section.add_plot(f"peers-{slug(measure['measure'])}", title, spreads(title, ranked, our_best(ranked)))
 
 
 def ranking(measure: dict[str, Any]) -> dict[str, Spread]:
@@ -92,7 +100,22 @@ def add_behaviour(section: Section, behaviour: dict[str, Any]) -> None:
     keys = list(dict.fromkeys(key for result in results.values() for key in result))
     rows = [[system, *(result.get(key) for key in keys)] for system, result in results.items()]
     heads = [key.replace("_", " ") for key in keys]
-    section.add(f"### {behaviour['behaviour']}", table(["system", *heads], rows))
+    others_first = others(behaviour, KNOWN["behaviour"])
+    section.add(f"### {behaviour['behaviour']}", *others_first, table(["system", *heads], rows))
+
+
+def others(found: dict[str, Any], known: Collection[str]) -> list[str]:
+    return [
+        sentence(f"{name.replace('_', ' ').capitalize()}: {in_words(value)}")
+        for name, value in found.items()
+        if name not in known and value
+    ]
+
+
+def in_words(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {cell(each)}" for name, each in value.items())
+    return ", ".join(map(cell, value)) if isinstance(value, list) else cell(value)
 
 
 def slug(words: str) -> str:

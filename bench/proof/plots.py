@@ -13,6 +13,7 @@ from .markdown import figure
 
 etree.to_etree()  # whether lxml happens to be installed must not show
 
+OURS, THEIRS = "#2a6f97", "#b8bfc6"
 STYLE = Style(
     background="white",
     plot_background="white",
@@ -24,7 +25,7 @@ STYLE = Style(
     guide_stroke_dasharray="2,4",
     major_guide_stroke_dasharray="2,4",
     opacity="1",
-    colors=("#2a6f97", "#b8bfc6"),
+    colors=(OURS, THEIRS),
     value_colors=("#111", "#111"),
     font_family="sans-serif",
     label_font_size=13,
@@ -58,17 +59,17 @@ def bars(title: str, rows: Mapping[str, Sequence[float]], series: Sequence[str])
     return draw(chart)
 
 
-def spreads(title: str, rows: Mapping[str, Spread]) -> str:
+def spreads(title: str, rows: Mapping[str, Spread], ours: str | None) -> str:
     """One bar for each row, with a whisker from the lowest to the highest round."""
     longest = max(max(spread) for spread in rows.values()) or 1
     labels = [f"{name}: {figure(spread.median)}" for name, spread in rows.items()]
     chart = make_chart(title, labels, 1, longest * 1.02, show_legend=False)
-    chart.add("", [whiskered(spread) for spread in reversed([*rows.values()])])
+    chart.add("", [whiskered(spread, OURS if name == ours else THEIRS) for name, spread in reversed([*rows.items()])])
     return draw(chart)
 
 
-def whiskered(spread: Spread) -> dict[str, Any]:
-    return {"value": spread.median, "ci": {"low": spread.low, "high": spread.high}}
+def whiskered(spread: Spread, color: str) -> dict[str, Any]:
+    return {"value": spread.median, "ci": {"low": spread.low, "high": spread.high}, "color": color}
 
 
 def make_chart(title: str, labels: Sequence[str], series: int, end: float, **options: Any) -> Any:
@@ -82,6 +83,7 @@ def make_chart(title: str, labels: Sequence[str], series: int, end: float, **opt
         style=STYLE,
         css=CSS,
         js=(),
+        max_scale=8,
         truncate_label=80,
         legend_at_bottom=True,
         print_values_position="top",

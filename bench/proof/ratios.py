@@ -66,7 +66,7 @@ def row_of(run: Run, result: Result) -> list[object]:
         report["reference"],
         report["unit"],
         "lower" if report["unit"] in LOWER_IS_BETTER else "higher",
-        f"{report['ratio']:.2f}",
+        f"{report['ratio']:.3f}",
         judged(run.asked, report["ratio"]),
         "; ".join([amount(report), *notes(report)]),
     ]
@@ -81,7 +81,7 @@ def about(run: Run) -> str:
 
 
 def asked(threshold: Asked | None) -> str:
-    return f"{threshold.sense} {threshold.ratio:.2f}" if threshold else ""
+    return f"{threshold.sense} {threshold.ratio:g}" if threshold else ""
 
 
 def judged(threshold: Asked | None, ratio: float) -> str:

@@ -79,6 +79,9 @@ def of_bench(**changes: Any) -> dict[str, Any]:
     }
 
 
+FAILED = {"failed": {"silent": "it said nothing"}}
+
+
 def of_peers(ours: float, theirs: float, better: str = "higher") -> dict[str, Any]:
     def of(median: float) -> dict[str, Any]:
         return {"median": median, "low": median / 2, "high": median * 2, "rounds": [median / 2, median, median * 2]}
@@ -86,10 +89,11 @@ def of_peers(ours: float, theirs: float, better: str = "higher") -> dict[str, An
     results: dict[str, Any] = {"postroom": of(ours), "rival": of(theirs), "silent": None}
     return {
         "name": "peers",
-        "versions": {"rival": "1.2"},
+        "versions": {"rival": {"rival-core": "1.2"}, "server": "Somebase 17"},
+        "durability": "fsync=on",
         "configured": {"rival": "as its manual says | all of it"},
-        "measures": [{"measure": "drain", "unit": "messages/s", "better": better, "results": results}],
-        "behaviours": [{"behaviour": "an outage of a minute", "results": {"rival": {"lost_messages": 3}}}],
+        "measures": [{"measure": "drain", "unit": "messages/s", "better": better, "results": results, **FAILED}],
+        "behaviours": [{"behaviour": "outage", "minutes": 15.0, "results": {"rival": {"lost_messages": 3}}}],
         "left_out": {"another": "needs another Python"},
     }
 
@@ -128,6 +132,22 @@ def test_every_broker_and_every_break_is_run() -> None:
     brokers, breaks = benches.BROKERS, chaos.BREAKS
     assert {run.what for run in RUNS if run.kind == "broker"} == set(brokers)
     assert {run.what for run in RUNS if run.kind == "broken"} == set(breaks)
+
+
+def test_a_part_is_chosen_by_name() -> None:
+    assert [run.name for run in program.choose({}, "*-sqlite-hot*", quick=False)] == ["bench-sqlite-hotkey"]
+    assert program.choose({}, "*", quick=False) == list(RUNS)
+
+
+@pytest.mark.parametrize(
+    ("stored_quick", "run_quick", "is_chosen"),
+    [(False, False, False), (True, False, True), (True, True, False), (False, True, False)],
+)
+def test_what_has_a_result_is_not_missing_unless_that_was_quick(
+    stored_quick: bool, run_quick: bool, is_chosen: bool
+) -> None:
+    results = stored("peers", None, quick=stored_quick)
+    assert bool(program.choose(results, "peers", quick=run_quick)) == is_chosen
 
 
 def test_the_last_line_and_the_exit_status_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -194,11 +214,11 @@ def test_a_broken_engine_is_found_or_it_is_said_that_it_was_not(
 def test_a_bench_is_shown_with_its_reference_and_its_ratio() -> None:
     page = page_of(stored("bench-sqlite-drain", of_bench()))
     assert row(page, "`drain`", "a backlog is emptied") == [
-        "50,000", "the driver alone", "100,000", "messages/s", "higher", "0.50", "–", "5 × 200,000 messages",
+        "50,000", "the driver alone", "100,000", "messages/s", "higher", "0.500", "–", "5 × 200,000 messages",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("ratio", "words"), [(0.9, "at most 1.00: met"), (1.1, "at most 1.00: **short**")])
+@pytest.mark.parametrize(("ratio", "words"), [(0.9, "at most 1: met"), (1.001, "at most 1: **short**")])
 def test_what_falls_short_of_what_is_asked_is_marked(ratio: float, words: str) -> None:
     page = page_of(stored("bench-postgresql-memory", of_bench(ratio=ratio, unit="MiB")))
     assert words in row(page, "`memory`")
@@ -246,7 +266,10 @@ def test_the_peers_are_shown_with_what_they_are_and_what_they_did() -> None:
     assert row(page, "rival", "as its manual says \\| all of it") == []
     assert row(page, "rival", "100") == ["50.0", "200", "50.0, 100, 200"]
     assert row(page, "silent") == ["no result", "–", "–", "–"]
-    assert "| system | lost messages |" in page
+    assert "\n\nFailed: silent: it said nothing.\n\n" in page
+    assert "### outage\n\nMinutes: 15.0.\n\n| system | lost messages |" in page
+    assert "\n\nDurability: fsync=on.\n\n" in page
+    assert "\n- rival-core 1.2\n- Somebase 17\n" in page
     assert row(page, "another") == ["needs another Python"]
 
 
