@@ -206,6 +206,23 @@ class FaultSuite:
                 eventually(lambda before=before: count() > before, within=PATIENCE)
                 proxy.cut()
 
+    def test_connections_that_fall_silent_are_replaced(
+        self, database: Database, record_property: Callable[[str, object], None]
+    ) -> None:
+        """Nobody closes them, as when a router on the way forgot them. New ones are fine."""
+        direct, times = self.shared(), 2
+        with (
+            self.network(direct) as proxy,
+            self.load(database, proxy.url, direct, record_property, faults=4 * times) as (_, count),
+        ):
+            for _ in range(times):
+                before = count()
+                eventually(lambda before=before: count() > before, within=PATIENCE)
+                proxy.stall()
+                silent = count()
+                eventually(lambda silent=silent: count() > silent, within=PATIENCE)
+            proxy.cut()
+
     def test_answers_that_are_swallowed_lose_and_reorder_nothing(
         self, database: Database, record_property: Callable[[str, object], None]
     ) -> None:

@@ -33,6 +33,7 @@ class Suite(FaultSuite):
 
     test_a_broker_that_is_down_for_a_while_loses_and_reorders_nothing = None  # type: ignore[assignment]
     test_connections_that_are_cut_again_and_again_lose_and_reorder_nothing = None  # type: ignore[assignment]
+    test_connections_that_fall_silent_are_replaced = None  # type: ignore[assignment]
     test_answers_that_are_swallowed_lose_and_reorder_nothing = None  # type: ignore[assignment]
 
 

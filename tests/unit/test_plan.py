@@ -251,3 +251,18 @@ def test_a_row_that_is_parked_below_those_that_were_read_is_read_too() -> None:
     plan.settled(settlement, Settled(), 0.0)
     ((_, after, _),) = plan.parked_wants()
     assert after < 5
+
+
+def test_a_turn_to_probe_that_comes_after_a_success_closes_nothing_again() -> None:
+    """It was asked for while the breaker was tripped; another pump got through before the answer came."""
+    plan, outlet = make_plan()
+    own(plan)
+    read(plan, message(1), message(2, "other"))
+    breaker = outlet.breaker
+    for came in (breaker.half_open, lambda: breaker.probe_lost(0.0, 60.0)):
+        breaker.unavailable(message(3), "down", 0.0, lambda: 0.5, None)
+        breaker.half_open()
+        assert breaker.succeeded(message(3))
+        came()
+        assert breaker.state == "closed"
+    assert len(plan.next_batch(outlet, 0.0)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -103,18 +104,21 @@ class AmqpPublisher:
         lanes = Lanes(batch)
         call = Call(lanes)
         channel: Channel | None = None
+        heard, begin = 0, time.monotonic()
         try:
             for piece in pieces(batch.messages, LARGEST_PIECE):
                 if not lanes.may_start(piece):
                     continue
                 for message in lanes.open(piece):
-                    channel = channel or await self._channels.take()
+                    if channel is None:
+                        channel = await self._channels.take()
+                        heard = channel.heard
                     await self._send(channel, message, call, lanes)
                 await asyncio.sleep(0)  # answers, and others, have their turn
             await call.end()
         finally:
             if channel is not None and call.is_open:
-                channel.forget(call)
+                channel.forget(call, is_silent=channel.heard == heard and time.monotonic() - begin >= batch.timeout)
 
     async def close(self) -> None:
         await self._channels.close()
@@ -249,6 +253,8 @@ class Channel:
         self._waiting: asyncio.Future[Any] | None = None
         self._tag = 0
         self._unconfirmed: dict[int, tuple[Message, Call | None]] = {}
+        self.heard = 0
+        """How often the broker has confirmed something."""
         self._returned: dict[str, Exception] = {}
         self._had: set[tuple[str, str]] = set()
         self._declaring = asyncio.Lock()
@@ -382,12 +388,13 @@ class Channel:
         self._unconfirmed[self._tag] = (message, call)
         call.sent()
 
-    def forget(self, call: Call) -> None:
-        """Whoever waited for these is gone. What was not sent yet must not be."""
+    def forget(self, call: Call, *, is_silent: bool) -> None:
+        """Whoever waited for these is gone. What was not sent yet must not be, and a connection that confirmed nothing
+        all the time may be dead, though nobody has closed it."""
         self._unconfirmed = {
             tag: (message, None if other is call else other) for tag, (message, other) in self._unconfirmed.items()
         }
-        if self._connection is not None and self._connection.has_unsent():
+        if is_silent or (self._connection is not None and self._connection.has_unsent()):
             self._hang_up()
 
     def _is_returned(self, _: object, method: Any, properties: Any, __: bytes) -> None:
@@ -399,6 +406,7 @@ class Channel:
         self._returned[properties.message_id] = DestinationUnavailable(text) if is_missing else MessageRejected(text)
 
     def _confirmed(self, frame: Any) -> None:
+        self.heard += 1
         answer, tag = frame.method, frame.method.delivery_tag
         refused = isinstance(answer, Basic.Nack)
         last = tag or self._tag

@@ -129,12 +129,14 @@ class Breaker:
         return self.state == "tripped" and now >= self.until
 
     def half_open(self) -> None:
-        self.state = "half-open"
+        if self.state == "tripped":
+            self.state = "half-open"
 
     def probe_lost(self, now: float, pause: float) -> None:
-        """Somebody else has the turn, or the probe came to nothing: look again after the pause."""
-        self.state = "tripped"
-        self.until = now + pause
+        """Somebody else has the turn, or the probe came to nothing: look again after the pause. Unless another pump got
+        through meanwhile."""
+        if self.state != "closed":
+            self.state, self.until = "tripped", now + pause
 
     def _trip(self, error: str, now: float, random: Callable[[], float], retry_after: float | None) -> None:
         if self.state == "tripped" and now < self.until:

@@ -1,0 +1,45 @@
+"""A minute of `python -m chaos` on each store; `make chaos` takes longer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import server_url
+
+SERVERS = {"sqlite": (), "postgresql": ("postgresql-15", "kafka"), "mysql": ("mariadb", "rabbitmq")}
+DESTINATIONS = {"sqlite": "file", "postgresql": "kafka", "mysql": "amqp"}
+ZERO = ("lost", "phantom", "reordered", "stale", "dead_by_outage", "undead", "waiting")
+
+
+def run(folder: Path, store: str, *options: str) -> tuple[int, dict[str, Any]]:
+    for server in SERVERS[store]:
+        server_url(server)
+    command = [sys.executable, "-m", "chaos", "--store", store, "--to", DESTINATIONS[store], "--keep", str(folder)]
+    finished = subprocess.run([*command, *options], capture_output=True, text=True, timeout=380)
+    assert finished.stdout, finished.stderr
+    return finished.returncode, json.loads(finished.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("store", "seed"), [("sqlite", 1), ("postgresql", 1), ("mysql", 1)])
+def test_chaos_loses_invents_and_reorders_nothing(tmp_path: Path, store: str, seed: int) -> None:
+    status, report = run(tmp_path / "kept", store, "--minutes", "1", "--seed", str(seed))
+    assert (status, report["violations"]) == (0, []), report
+    assert {name: report[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
+    assert report["committed"] >= report["delivered"] > 500
+    assert report["duplicates"] <= report["duplicates_allowed"]
+    assert len(report["faults"]) >= 5
+    assert (report["store"], report["to"], report["seed"]) == (store, DESTINATIONS[store], seed)
+
+
+@pytest.mark.timeout(400)
+def test_chaos_finds_an_engine_that_forgets_messages_before_they_are_sent(tmp_path: Path) -> None:
+    status, report = run(tmp_path / "kept", "sqlite", "--minutes", "0.5", "--seed", "1", "--break", "settle-first")
+    assert status == 1
+    assert report["lost"] > 0, report
