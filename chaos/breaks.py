@@ -8,9 +8,10 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from postroom import Message, MessageRejected
+from postroom import Message
 from postroom.errors import PostroomError
 from postroom.ports import NO_LIMIT, Batch, Features, Fetched, Publisher, Store
+from postroom.relay.breaker import Breaker
 from postroom.relay.leases import LeaseKeeper
 from postroom.relay.reading import Reading
 
@@ -61,43 +62,22 @@ class SettlesFirst:
                 await self._publisher.publish(batch)
 
 
-class Charges(Part):
-    """A batch whose messages are to blame for an outage."""
-
-    def answer(self, message: Message, error: BaseException | None = None) -> None:
-        super().answer(message, None if error is None else MessageRejected(str(error)))
-
-
-class CountsOutages:
-    """Charges messages with an attempt when the destination is away."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-        self.name = "destination"
-
-    @property
-    def features(self) -> Features:
-        return self._publisher.features
-
-    async def publish(self, batch: Batch) -> None:
-        charged = Charges(batch, batch.messages)
-        try:
-            await self._publisher.publish(charged)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            raise MessageRejected(str(error)) from error
-
-    async def close(self) -> None:
-        await self._publisher.close()
-
-
 def settle_first(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:
     return store, SettlesFirst(publisher)
 
 
 def count_outage(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:
-    return store, CountsOutages(publisher)
+    """Whatever goes wrong with a message is its own fault."""
+
+    def is_to_blame(breaker: object, *details: object) -> bool:
+        return True
+
+    def is_not_to_blame(breaker: object, *details: object) -> bool:
+        return False
+
+    patched: Any = Breaker
+    patched.unavailable, patched.refused = is_to_blame, is_not_to_blame
+    return store, publisher
 
 
 def ignore_holds(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:

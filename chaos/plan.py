@@ -22,6 +22,8 @@ Kind = Literal[
 """`down`: the destination cannot be reached, by nobody. `refuse`: it refuses some messages."""
 
 DATABASE = frozenset({"cut database", "stall database", "swallow database", "kill database", "restart database"})
+MACHINE = frozenset({"wrong clock"})
+"""What cannot be wrong for one process alone where all of them, and the database, share a machine and its clock."""
 BROKER = frozenset({"cut broker", "stall broker", "swallow broker", "kill broker", "restart broker"})
 
 SECONDS: dict[str, tuple[float, float]] = {
@@ -87,7 +89,7 @@ def kinds(store: Store, to: Destination) -> list[Kind]:
     """Of faults that are possible with these."""
     possible: list[Kind] = [*get_args(Kind)]
     if store == "sqlite":
-        possible = [kind for kind in possible if kind not in DATABASE]
+        possible = [kind for kind in possible if kind not in DATABASE | MACHINE]
     if to == "file":
         possible = [kind for kind in possible if kind not in BROKER]
     return possible

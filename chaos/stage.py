@@ -136,7 +136,7 @@ class Stage:
 
     async def _kill_relay(self, fault: Fault) -> None:
         number = fault.choice % RELAYS
-        async with self._fault(fault, f"relay {number + 1}", relays=1, makes_stale=True):
+        async with self._fault(fault, f"relay {number + 1}", relays=1):
             await asyncio.to_thread(self._relays[number].kill)
             await asyncio.sleep(fault.seconds)
             self._relays[number] = self._start_relay(f"relay {number + 1}")
@@ -202,7 +202,7 @@ class Stage:
 
     async def _break_machine(self, fault: Fault, verb: str, noun: str, machine: Machine) -> None:
         relays = sum("relay" in player.name and player.is_running for player in self._others)
-        async with self._fault(fault, noun, relays=relays, makes_stale=verb != "restart"):
+        async with self._fault(fault, noun, relays=relays, makes_stale=fault.kind == "stall broker"):
             match verb:
                 case "cut":
                     machine.proxy.cut()
