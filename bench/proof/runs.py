@@ -50,11 +50,24 @@ class Asked:
         return ratio >= self.ratio if self.sense == "at least" else ratio <= self.ratio
 
 
+SERVERS = ("postgresql", "mysql")
+AT_LEAST = {
+    "drain": 0.6, "hotkey": 0.6, "heldxmin": 0.5, "heldkey": 0.9, "backlog": 0.85, "fetch": 0.9, "later": 0.9,
+    "scale": 3.0, "write": 0.85,
+}  # fmt: skip
+AT_MOST = {"latency": 1.0, "idle": 1.0, "memory": 1.0}
+OF_BROKERS = {"kafka": 0.4, "amqp": 0.5, "redis": 0.4, "nats": 0.5, "http": 0.5}
+HOT = ("kafka", "redis", "amqp")
+"""Brokers that take a single key at the speed of many."""
+
 ASKED: dict[str, Asked] = {
-    "bench-postgresql-idle": Asked("at most", 1.0),
-    "bench-postgresql-memory": Asked("at most", 1.0),
-    "bench-mysql-idle": Asked("at most", 1.0),
-    "bench-mysql-memory": Asked("at most", 1.0),
+    **{f"bench-{store}-{what}": Asked("at least", ratio) for store in SERVERS for what, ratio in AT_LEAST.items()},
+    **{f"bench-{store}-{what}": Asked("at most", ratio) for store in SERVERS for what, ratio in AT_MOST.items()},
+    "bench-postgresql-doorbell": Asked("at least", 0.85),
+    "bench-postgresql-latency": Asked("at most", 3.0),
+    "bench-mysql-drain": Asked("at least", 0.4),
+    **{f"publish-{to}": Asked("at least", ratio) for to, ratio in OF_BROKERS.items()},
+    **{f"hotpublish-{to}": Asked("at least", 0.4) for to in HOT},
 }
 """By the name of the run; of the others nothing is asked."""
 
@@ -124,6 +137,7 @@ RUNS: tuple[Run, ...] = (
     *(bench(store, what) for store, benches in BENCHES.items() for what in benches),
     *(broker("publish", to) for to in BROKERS),
     broker("ownloop", "kafka"),
+    *(broker("hotpublish", to) for to in HOT),
     Run(name="peers", kind="peers", what="peers", arguments=("bench", "peers")),
 )
 
