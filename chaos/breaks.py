@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from math import inf
 from typing import Any
@@ -13,6 +13,7 @@ from postroom.errors import PostroomError
 from postroom.ports import NO_LIMIT, Batch, Features, Fetched, Publisher, Store
 from postroom.relay.breaker import Breaker
 from postroom.relay.leases import LeaseKeeper
+from postroom.relay.plan import Plan
 from postroom.relay.reading import Reading
 
 from .troubles import Part
@@ -103,11 +104,13 @@ def no_fencing(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:
         for slot in keeper._slots():
             slot.deadline = inf
 
-    def lose(keeper: object, numbers: Sequence[int]) -> None:
+    def lose(owner: object, numbers: Iterable[int]) -> None:
         pass
 
-    patched: Any = LeaseKeeper
-    patched._note_renewed, patched._lose = note_renewed, lose
+    keeper: Any = LeaseKeeper
+    plan: Any = Plan
+    keeper._note_renewed, keeper._lose = note_renewed, lose
+    plan.lose = lose
     return store, publisher
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-AFTERMATH = 4.0
+AFTERMATH = 2.0
 """Seconds after a fault in which what was under way when it began may still arrive."""
 
 Mood = Literal["good", "moody", "poison"]
