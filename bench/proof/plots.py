@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ from pygal.etree import etree
 from pygal.style import Style
 
 from .markdown import figure
+
+# It hooks into every import, in a way that Python warns of, for maps that are not drawn here.
+sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, pygal.PluginImportFixer)]
 
 etree.to_etree()  # whether lxml happens to be installed must not show
 

@@ -22,6 +22,7 @@ from pika.spec import Connection
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
 from postroom.failures import is_unavailable
 from postroom.ports import Finding
+from postroom.publishers import amqp
 from postroom.publishers.amqp import AmqpPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
 from postroom.testing.publisher_contract import PublisherContract, Received
@@ -298,6 +299,33 @@ async def test_nothing_leaves_after_the_call_is_over(address: str, topic: str) -
         await until(lambda: not proxy.is_in_use)
         await publisher.close()
     assert (await only(address, topic)).body == b"1"
+
+
+async def test_a_connection_that_was_slow_to_come_is_not_taken_for_a_dead_one(
+    address: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for a call runs while it waits for a connection; how long that was silent counts from its beginning."""
+    open_quickly: Any = amqp._open
+
+    with Proxy(address) as proxy:
+
+        async def open_slowly(parameters: Any) -> amqp.Channel:
+            await asyncio.sleep(0.6)
+            channel = await open_quickly(parameters)
+            proxy.stall()
+            return channel
+
+        monkeypatch.setattr(amqp, "_open", open_slowly)
+        publisher = AmqpPublisher(proxy.url)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.1):
+                await publisher.publish(RecordingBatch([Message(topic=topic, payload=b"1")], timeout=1.0))
+        proxy.resume()
+        batch = RecordingBatch([Message(topic=topic, payload=b"2")])
+        async with asyncio.timeout(0.5):  # not enough for another connection
+            await publisher.publish(batch)
+        assert batch.delivered == batch.messages
+        await publisher.close()
 
 
 async def test_a_broker_that_takes_nothing_for_now_is_an_outage(address: str, topic: str) -> None:

@@ -28,6 +28,10 @@ HASTY = "hasty"
 """A type whose messages die of their first failure."""
 
 
+WORKERS = 3
+"""Pumps of a relay, which share their breakers."""
+
+
 class Crash(BaseException):
     """kill -9."""
 
@@ -158,7 +162,7 @@ class FragileStore:
     def __init__(self, store: Store, world: World) -> None:
         self._store = store
         self._world = world
-        self.workers = 1
+        self.workers = WORKERS
         self.sweep_interval = math.inf
         """The safety net is away: all must be found without it."""
         self.name = store.name
@@ -251,7 +255,7 @@ class SimulatedRelay:
 
     async def step(self) -> bool:
         self.session._keeper_or_fail().expire(self.clock.monotonic())
-        return bool(await self._guarded(self.session.pumps[0].step))
+        return any([bool(await self._guarded(pump.step)) for pump in self.session.pumps])
 
     async def _guarded(self, action: Callable[[], Awaitable[Any]]) -> Any:
         try:
@@ -266,7 +270,7 @@ class SimulatedRelay:
 
     def owned(self) -> set[int]:
         """Slots that this relay believes it may publish for."""
-        slots = self.session.pumps[0].plan.slots.values()
+        slots = [slot for pump in self.session.pumps for slot in pump.plan.slots.values()]
         return {slot.number for slot in slots if slot.deadline > self.clock.monotonic()}
 
     def pause(self, *topics: str) -> None:

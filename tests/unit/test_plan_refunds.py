@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
-from postroom.errors import NotAttempted
+from postroom.errors import MessageRejected, NotAttempted
 from postroom.message import Message
 from postroom.ports import Gate, Hold, Settled, Settlement
-from postroom.relay.breaker import Failure
+from postroom.relay.breaker import MOST, Failure
 from postroom.relay.outlet import Outlet
 from postroom.relay.plan import Plan
 from postroom.routing import Globs
@@ -124,21 +125,111 @@ def test_a_message_that_holds_its_key_is_due_at_once_with_the_attempts_it_had() 
     assert (held.position, held.attempts) == (1, 0)
 
 
+def refuse_elsewhere(outlet: Outlet, count: int = 4) -> None:
+    """As another plan with the same destination does."""
+    for number in range(count):
+        elsewhere = Failure(Message(topic="t", payload=b"", key=str(number), slot=2), 0)
+        outlet.breaker.refused(("t", str(number)), elsewhere, "no", 0.0, lambda: 0.5)
+    assert outlet.breaker.state == "tripped"
+    outlet.breaker.give_back()
+
+
 def test_another_pump_gives_back_what_failed_in_its_slots() -> None:
     plan, outlet = make_plan(retry="never")
     own(plan)
     read(plan, message(1))
     send(plan, outlet, 1)
     settle(plan)
-    breaker = outlet.breaker
-    for number in range(4):  # as another plan with the same destination does
-        elsewhere = Failure(Message(topic="t", payload=b"", key=str(number), slot=2), 0)
-        breaker.refused(("t", str(number)), elsewhere, "no", 0.0, lambda: 0.5)
-    assert breaker.state == "tripped"
-    breaker.give_back()
-    plan.wants(0.0)
+    refuse_elsewhere(outlet)
     assert refunds(settle(plan)) == [1]
-    assert [failure.message.slot for failure in breaker.given_back] == [2, 2, 2, 2]
+    assert {failure.message.slot for failure in outlet.breaker.given_back.values()} == {2}
+
+
+def test_a_slot_is_not_left_before_what_another_pump_gave_back_is_written_down() -> None:
+    plan, outlet = make_plan(retry="never")
+    own(plan)
+    read(plan, message(1))
+    send(plan, outlet, 1)
+    settle(plan)
+    plan.leave([1])
+    assert plan.left() == [1]
+    refuse_elsewhere(outlet)
+    assert plan.left() == []
+    assert refunds(settle(plan)) == [1]
+    assert plan.left() == [1]
+
+
+def test_of_two_failures_of_a_message_the_attempts_before_the_first_are_given_back() -> None:
+    _, outlet = make_plan()
+    breaker, bad = outlet.breaker, message(1)
+    refuse_elsewhere(outlet, 5)
+    for attempts in (0, 1):
+        breaker.refused(("t", "k"), Failure(bad, attempts), "no", 0.0, lambda: 0.5)
+        breaker.give_back()
+    assert breaker.take_refunds([1]) == [Failure(bad, 0)]
+
+
+def test_not_more_failures_are_remembered_than_is_good() -> None:
+    plan, outlet = make_plan(retry="never", on_dead="continue")
+    own(plan)
+    for position in range(1, MOST + 101):
+        read_more(plan, message(position))
+        send(plan, outlet, position)
+        settle(plan)
+    assert len(outlet.breaker.streak) == MOST
+    refuse_elsewhere(outlet)
+    assert len(refunds(settle(plan), MOST * 2)) == MOST - 4
+
+
+def test_one_message_without_a_key_is_no_outage_however_often_it_fails() -> None:
+    """It has another position with every attempt."""
+    plan, outlet = make_plan(retry="steps 0s 0s 0s 0s 0s")
+    own(plan)
+    bad = message(1, None)
+    for position in range(1, 7):
+        read_more(plan, replace(bad, position=position, attempt=position))
+        send(plan, outlet, position)
+        (settlement,) = settle(plan)
+        assert outlet.breaker.state == "closed"
+    assert [entry.message.id for entry in settlement.dead] == [bad.id]
+
+
+def test_bad_messages_do_not_keep_a_breaker_from_closing() -> None:
+    plan, outlet = make_plan(retry="steps 1s 1s 1s")
+    own(plan)
+    bad, good = range(1, 13), range(100, 120)
+    rows = {position: message(position, f"key-{position}") for position in (*bad, *good)}
+    read(plan, *[rows[position] for position in bad])
+    send(plan, outlet, *bad)
+    assert outlet.breaker.state == "tripped"
+    settle(plan)
+    heads = plan.due_heads(0.0)
+    plan.take_heads(heads, [replace(rows[head.position]) for head in heads], 0.0)
+    read_more(plan, *[rows[position] for position in good])
+    outlet.breaker.half_open()
+    assert send(plan, outlet, *bad) == [100]
+    assert outlet.breaker.state == "closed"
+
+
+def test_bad_messages_die_though_they_fail_in_a_row_again_and_again() -> None:
+    """As long as others succeed in between. Each row alone looks like an outage."""
+    plan, outlet = make_plan(retry="steps 0s 0s")
+    own(plan)
+    bad, good = [message(position, f"key-{position}") for position in range(1, 6)], count(100)
+    read(plan, *bad)
+    tries, dead = 0, set[int]()
+    while len(dead) < 5:
+        tries += 1
+        assert tries < 20
+        heads = plan.due_heads(0.0)
+        plan.take_heads(heads, [replace(row) for row in bad if row.position not in dead], 0.0)
+        outlet.breaker.half_open()
+        while send(plan, outlet, *range(1, 6)):
+            dead |= {entry.message.position for settlement in settle(plan) for entry in settlement.dead}
+        read_more(plan, message(next(good), "good"))
+        outlet.breaker.half_open()
+        send(plan, outlet, *range(1, 6))
+        dead |= {entry.message.position for settlement in settle(plan) for entry in settlement.dead}
 
 
 def test_what_failed_under_another_lease_is_not_given_back() -> None:
@@ -152,21 +243,22 @@ def test_what_failed_under_another_lease_is_not_given_back() -> None:
     assert refunds(refuse_others(plan, outlet)) == []
 
 
-def test_a_message_that_fails_again_is_not_given_what_it_had_before() -> None:
+def test_a_message_that_is_refused_for_good_is_not_given_back() -> None:
     plan, outlet = make_plan(retry="steps 0s 0s 0s", batch_size=10)
     own(plan)
-    read(plan, message(1), *[message(100 + number, f"other-{number}") for number in range(4)])
+    read(plan, message(1))
     send(plan, outlet, 1)
     settle(plan)
-    outlet.breaker.given_back.append(Failure(replace(message(1), epoch=7), 0))
-    (held,) = plan.due_heads(0.0)
-    plan.take_heads([held], [message(1)], 0.0)
-    (again,) = plan.next_batch(outlet, 0.0)
-    plan.wants(0.0)
-    plan.answer(again, ValueError("no"), 0.0)
-    settlement = plan.take_settlement()
-    assert settlement is not None
-    assert (settlement.refunds, [retry.attempts for retry in settlement.retries]) == ([], [1])
+    plan.take_heads(plan.due_heads(0.0), [message(1)], 0.0)
+    read_more(plan, *[message(100 + number, f"other-{number}") for number in range(4)])
+    again, *others = plan.next_batch(outlet, 0.0)
+    for other in others:
+        plan.answer(other, ValueError("no"), 0.0)
+    assert outlet.breaker.state == "tripped"
+    plan.answer(again, MessageRejected("bad", permanent=True), 0.0)
+    settlements = settle(plan)
+    assert refunds(settlements) == []
+    assert [entry.message.position for settlement in settlements for entry in settlement.dead] == [1]
 
 
 def test_a_slow_key_that_is_paused_goes_on_afterwards() -> None:

@@ -52,6 +52,30 @@ async def test_a_refused_message_is_tried_again_and_then_goes_before_those_behin
     assert [message.id for message in shop.arrived] == [first.id, second.id]
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_bad_messages_of_many_keys_stop_nobody_else_and_die(shop: Shop, workers: int) -> None:
+    """In a row they look like an outage, again and again; only that others get through tells."""
+    bad = [shop.add(key=f"bad-{number}", type="bad") for number in range(20)]
+
+    async def publish(message: Message) -> None:
+        await asyncio.sleep(0.001)
+        if message.type == "bad":
+            raise ValueError("it has no total")
+        shop.arrived.append(message)
+
+    async with shop.relay(publish, retry="steps 0s 10ms", breaker_initial="50ms", workers=workers):
+        good = [shop.add(key=f"good-{number % 20}") for number in range(200)]
+
+        def all_died() -> bool:
+            good.append(shop.add(key=f"good-{len(good) % 20}"))
+            return len(shop.diary.of(events.Died)) == len(bad)
+
+        await until(all_died)
+        await until(lambda: len(shop.arrived) == len(good))
+    assert {died.message.id for died in shop.diary.of(events.Died)} == {message.id for message in bad}
+    assert len(shop.diary.of(events.BreakerOpened)) > 0
+
+
 async def test_each_failure_is_logged_with_the_message_and_what_it_failed_of(
     shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:

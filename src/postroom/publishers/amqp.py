@@ -104,7 +104,7 @@ class AmqpPublisher:
         lanes = Lanes(batch)
         call = Call(lanes)
         channel: Channel | None = None
-        heard, begin = 0, time.monotonic()
+        heard, since = 0, 0.0
         try:
             for piece in pieces(batch.messages, LARGEST_PIECE):
                 if not lanes.may_start(piece):
@@ -112,13 +112,13 @@ class AmqpPublisher:
                 for message in lanes.open(piece):
                     if channel is None:
                         channel = await self._channels.take()
-                        heard = channel.heard
+                        heard, since = channel.heard, time.monotonic()
                     await self._send(channel, message, call, lanes)
                 await asyncio.sleep(0)  # answers, and others, have their turn
             await call.end()
         finally:
             if channel is not None and call.is_open:
-                channel.forget(call, is_silent=channel.heard == heard and time.monotonic() - begin >= batch.timeout)
+                channel.forget(call, is_silent=channel.heard == heard and time.monotonic() - since >= batch.timeout)
 
     async def close(self) -> None:
         await self._channels.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from ..message import Message
 
@@ -14,6 +14,10 @@ STRIKES = 3
 FIRST_ALLOWANCE = 8
 """Messages in flight right after the breaker closes; doubles with as many successes."""
 
+MOST = 1_000
+"""Messages of which each kind of note is kept, the latest."""
+
+T = TypeVar("T")
 State = Literal["closed", "tripped", "half-open"]
 
 
@@ -54,8 +58,9 @@ class Breaker:
     """Tripped by message failures: until a success, further message failures are the destination's too."""
     allowance: float = float("inf")
     suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
-    streak: dict[Hashable, list[Failure]] = field(default_factory=dict[Hashable, list[Failure]])
-    given_back: list[Failure] = field(default_factory=list[Failure])
+    streak: dict[str, tuple[Hashable, Failure]] = field(default_factory=dict[str, "tuple[Hashable, Failure]"])
+    """Message failures with no success between, and the lane of each: the earliest of each message."""
+    given_back: dict[str, Failure] = field(default_factory=dict[str, Failure])
     """That turned out to be the destination's, until the pump that has the slot takes them."""
 
     def succeeded(self, message: Message) -> bool:
@@ -83,14 +88,8 @@ class Breaker:
         self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
     ) -> bool:
         """Note that the destination could not be reached with this message; True if the message itself is to blame."""
-        suspicion = self.suspects.get(message.dedupe_id)
-        if suspicion is None:
-            self.suspects[message.dedupe_id] = Suspicion(1, self.successes)
-        elif self.successes > suspicion.successes:
-            suspicion.strikes += 1
-            suspicion.successes = self.successes
-            if suspicion.strikes >= STRIKES:
-                return True
+        if self._suspect(message):
+            return True
         self._trip(error, now, random, retry_after)
         return False
 
@@ -98,8 +97,10 @@ class Breaker:
         """Note a message failure; True if it is the destination's after all (then `give_back`)."""
         if self.state == "half-open" and not self.misjudged:
             self._close()  # it refused this message, so it is there
-        self.streak.setdefault(lane, []).append(failure)
-        if self.misjudged or len(self.streak) >= self.trip_after:
+        if self._is_convicted(failure.message):
+            return False
+        _remember(self.streak, failure.message.dedupe_id, (lane, failure))
+        if self.misjudged or len({lane for lane, _ in self.streak.values()}) >= self.trip_after:
             self.misjudged = True
             self._trip(error, now, random, None)
             return True
@@ -111,19 +112,40 @@ class Breaker:
             self._close()
 
     def give_back(self) -> None:
-        """The earliest failure of each message in the streak: its attempts are what to go back to."""
-        refunds: dict[str, Failure] = {}
-        for failures in self.streak.values():
-            for failure in failures:
-                refunds.setdefault(failure.message.dedupe_id, failure)
+        """All of the streak. Whoever is given back again and again, while others succeed in between, is suspected."""
+        for id, (_, failure) in self.streak.items():
+            self._suspect(failure.message)
+            _remember(self.given_back, id, failure)
         self.streak.clear()
-        self.given_back += refunds.values()
 
     def take_refunds(self, slots: Container[int]) -> list[Failure]:
-        """What was given back in these slots."""
-        taken = [failure for failure in self.given_back if failure.message.slot in slots]
-        self.given_back = [failure for failure in self.given_back if failure.message.slot not in slots]
-        return taken
+        """What was given back in these slots, in order."""
+        taken = [failure for failure in self.given_back.values() if failure.message.slot in slots]
+        for failure in taken:
+            del self.given_back[failure.message.dedupe_id]
+        return sorted(taken, key=lambda failure: failure.message.position)
+
+    def is_suspected(self, message: Message) -> bool:
+        return bool(self.suspects) and message.dedupe_id in self.suspects
+
+    def _suspect(self, message: Message) -> bool:
+        """Note that a failure of it seemed to be the destination's; True if it is one strike too many."""
+        suspicion = self.suspects.get(message.dedupe_id)
+        if suspicion is None:
+            _remember(self.suspects, message.dedupe_id, Suspicion(1, self.successes))
+        elif self.successes > suspicion.successes:
+            suspicion.strikes += 1
+            suspicion.successes = self.successes
+            return suspicion.strikes >= STRIKES
+        return False
+
+    def _is_convicted(self, message: Message) -> bool:
+        """It had its strikes, and others succeeded since it failed."""
+        suspicion = self.suspects.get(message.dedupe_id)
+        if suspicion is None or suspicion.strikes < STRIKES or self.successes <= suspicion.successes:
+            return False
+        suspicion.successes = self.successes
+        return True
 
     def probe_due(self, now: float) -> bool:
         return self.state == "tripped" and now >= self.until
@@ -155,6 +177,13 @@ class Breaker:
         self.allowance += 1
         if self.allowance > 4096:
             self.allowance = float("inf")
+
+
+def _remember(notes: dict[str, T], id: str, note: T) -> None:
+    """The earliest of each message: its attempts are what to go back to. Not more than so many."""
+    notes.setdefault(id, note)
+    if len(notes) > MOST:
+        del notes[next(iter(notes))]
 
 
 class Unbreakable(Breaker):

@@ -43,6 +43,8 @@ class Plan(Reading):
         """Slots that can be given back now."""
         settlements = [each for each in (self._settlement, self._under_way) if each is not None]
         given_back = {refund.message.slot for settlement in settlements for refund in settlement.refunds}
+        for outlet in self._outlets:
+            given_back |= {failure.message.slot for failure in outlet.breaker.given_back.values()}
         return [
             slot.number
             for slot in self.slots.values()
@@ -68,6 +70,8 @@ class Plan(Reading):
         room = outlet.may_send(now, self._settings.batch_size) if outlet.ready else 0
         batch: list[Message] = []
         postponed: list[Lane] = []
+        if room and outlet.breaker.state == "half-open":
+            self._prefer_unsuspected(outlet)
         while room > len(batch) and outlet.ready:
             lane = outlet.ready.popleft()
             lane.queued = False
@@ -81,6 +85,14 @@ class Plan(Reading):
             batch.sort(key=by_position)
             outlet.sent(len(batch))
         return batch
+
+    def _prefer_unsuspected(self, outlet: Outlet) -> None:
+        """Probe with a message that has not failed yet: bad ones must not keep the breaker from closing."""
+        for lane in outlet.ready:
+            if not outlet.breaker.is_suspected(lane.waiting[0]):
+                outlet.ready.remove(lane)
+                outlet.ready.appendleft(lane)
+                return
 
     def probes(self, now: float) -> list[Outlet]:
         """Outlets whose breaker may be probed, with something to probe it with."""

@@ -252,8 +252,9 @@ class Pump:
         probing = False
         for outlet in self.plan.probes(self._clock.monotonic()):
             if await self._store.take_probe(outlet.name, self._relay, self._settings.publish_timeout):
-                outlet.breaker.half_open()
-                probing = True
+                if outlet.breaker.probe_due(self._clock.monotonic()):  # another pump may have probed meanwhile
+                    outlet.breaker.half_open()
+                    probing = True
             else:
                 outlet.breaker.probe_lost(self._clock.monotonic(), self._settings.breaker_initial)
         return probing

@@ -35,9 +35,6 @@ class Reading(Verdicts):
         The oldest rows of all slots: read in step, they lie side by side, and so do the deletes that follow. But only
         so many of one slot, so that one bulk import does not delay every other slot.
         """
-        for outlet in self._outlets:
-            if outlet.breaker.given_back:
-                self._take_refunds(outlet, now)
         self._tend(now)
         asking = [slot for slot in self.slots.values() if not slot.leaving and (slot.full or slot.stale)]
         if not asking or not self._has_appetite(now):

@@ -257,6 +257,8 @@ class Session:
                 if pumps:
                     await asyncio.wait(pumps)
                 clean = all(await asyncio.gather(*(pump.finish(timeout, self._hurry) for pump in self.pumps)))
+                for pump in self.pumps:  # the last answer to one may have given something back to another
+                    await pump.settle()
                 await self._keeper_or_fail().release_all()
         if outlast:
             with contextlib.suppress(PostroomError):

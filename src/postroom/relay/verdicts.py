@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from math import inf
 from typing import Literal
 
 from ..errors import NotAttempted, Postponed
@@ -70,6 +71,9 @@ class Verdicts(Barriers):
 
     def take_settlement(self) -> Settlement | None:
         """What is to be written down, if anything."""
+        for outlet in self._outlets:
+            if outlet.breaker.given_back:
+                self._take_refunds(outlet)
         if not self._settlement:
             return None
         settlement, self._settlement = self._settlement, self._new_settlement()
@@ -176,16 +180,16 @@ class Verdicts(Barriers):
             self.changes.append(BreakerChanged(lane.outlet, "closed" if breaker.state == "closed" else "tripped"))
         if misjudged:
             breaker.give_back()
-            self._take_refunds(lane.outlet, now, message)
+            self._take_refunds(lane.outlet, message)
         return misjudged
 
-    def _take_refunds(self, outlet: Outlet, now: float, current: Message | None = None) -> None:
+    def _take_refunds(self, outlet: Outlet, current: Message | None = None) -> None:
         """Failures in our slots that were the destination's, whoever found that out."""
-        for failure in sorted(outlet.breaker.take_refunds(self.slots), key=_position_of):
+        for failure in outlet.breaker.take_refunds(self.slots):
             if current is not None and failure.message.dedupe_id == current.dedupe_id:
                 self._refund_current(failure, current)
             elif failure.message.epoch == self.slots[failure.message.slot].epoch:
-                self._refund(failure, now)
+                self._refund(failure)
 
     def _refund_current(self, failure: Failure, current: Message) -> None:
         current.attempt = failure.attempts + 1
@@ -194,12 +198,12 @@ class Verdicts(Barriers):
             held.attempts = failure.attempts
             self._settlement.refunds.append(Refund(failure.message, failure.attempts))
 
-    def _refund(self, failure: Failure, now: float) -> None:
+    def _refund(self, failure: Failure) -> None:
         """One that holds its key is due at once. Any other that died has lost its place, and goes last."""
         message, attempts = failure
         held = self._held_by(message)
         if held is not None and held.status != "releasing" and not held.provisional:
-            held.attempts, held.status, held.due, held.parking = attempts, "retry", now, False
+            held.attempts, held.status, held.due, held.parking = attempts, "retry", -inf, False
             self._correct_attempt(message, attempts + 1)
         self._settlement.refunds.append(Refund(message, attempts))
 
@@ -325,7 +329,3 @@ class Verdicts(Barriers):
         if held is None or held.status == "releasing":
             return False
         return lane.waiting[0].position != held.position
-
-
-def _position_of(failure: Failure) -> int:
-    return failure.message.position

@@ -310,8 +310,9 @@ def refund_unkeyed(transaction: Transaction, refund: Refund) -> None:
         due = update(later).where(later.c.number == number)
         transaction.run(due.values(due_at=transaction.now, attempts=refund.attempts))
     condition = is_dead(transaction, [refund.message])
-    transaction.copy(dead, hot, condition, {"attempts": refund.attempts})
-    transaction.remove(dead, condition)
+    if transaction.rows(select(dead.c.number).where(condition).with_for_update()):  # an operator may be at it
+        transaction.copy(dead, hot, condition, {"attempts": refund.attempts})
+        transaction.remove(dead, condition)
 
 
 def _raise_in_place(transaction: Transaction, refund: Refund) -> None:
@@ -325,7 +326,7 @@ def _raise_in_place(transaction: Transaction, refund: Refund) -> None:
 def _raise_last(transaction: Transaction, refund: Refund) -> None:
     """If it is dead. It let its key go on, as one does that an operator revives."""
     dead, condition = transaction.tables.dead, is_dead(transaction, [refund.message])
-    for row in transaction.rows(select(dead.c.headers).where(condition)):
+    for row in transaction.rows(select(dead.c.headers).where(condition).with_for_update()):
         given = {"attempts": refund.attempts, "headers": add_header(row.headers, REVIVED_HEADER)}
         transaction.copy(dead, transaction.tables.hot, condition, given)
         transaction.remove(dead, condition)
