@@ -25,6 +25,7 @@ from .interleave import interleave
 from .memory import memory
 from .mysql import MySQL
 from .ownloop import ownloop
+from .peers import command as peers
 from .postgresql import PostgreSQL
 from .publish import hotpublish, publish
 from .run import Bench, Run
@@ -82,8 +83,13 @@ BENCHES = {
     "scale": Bench(prepare=scale, messages=40_000, rounds=3, quick_messages=10_000, quick_rounds=1),
 }
 
+PEERS = "\npeers     Postroom beside other systems; it has options of its own: python -m bench peers --help"
+
 
 def main() -> None:
+    if sys.argv[1:2] == ["peers"]:
+        peers.main(sys.argv[2:])
+        return
     parser = make_parser()
     arguments = parser.parse_args()
     bench = BENCHES[arguments.bench]
@@ -109,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
-        epilog="\n".join(f"{name:9} {bench.about}" for name, bench in BENCHES.items()),
+        epilog="\n".join(f"{name:9} {bench.about}" for name, bench in BENCHES.items()) + PEERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("bench", choices=list(BENCHES), metavar="bench", help="one of those below")

@@ -1,0 +1,69 @@
+"""A worker is killed with -9 in the middle of a backlog, again and again, and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from .deliveries import judge, parse_log, silence
+from .drivers.protocol import backlog, parse
+from .outage import wait_until
+from .processes import DriverFailed
+from .stage import Stage
+from .systems import System
+
+MESSAGES = 2_000
+KEYS = 20
+KILLS = 3
+STEP = 300
+"""Deliveries of each worker before it is killed."""
+PAUSE = 0.002
+"""Seconds that a message takes, so that there is a middle to be killed in."""
+LEASE = 90.0
+"""No system waits longer for what a worker held that is no more."""
+
+
+def kill(stage: Stage, systems: Sequence[System]) -> dict[str, dict[str, Any]]:
+    """All at once, as most of the time is spent waiting for leases."""
+    with ThreadPoolExecutor(len(systems)) as pool:
+        results = pool.map(lambda system: kill_repeatedly(stage, system), systems)
+        return {system.name: result for system, result in zip(systems, results, strict=True)}
+
+
+def kill_repeatedly(stage: Stage, system: System) -> dict[str, Any]:
+    log = stage.file(f"{system.driver}.kill")
+    try:
+        with stage.filled(system, MESSAGES, KEYS) as url:
+            kills = sum(run_and_kill(stage, system, url, log) for _ in range(KILLS))
+            with stage.driver(system) as worker:
+                worker.ask("work", url=url, log=str(log), keys=KEYS, pause=PAUSE)
+                wait_until(lambda: count(log) >= MESSAGES, LEASE)
+            left = [(parse(payload), state) for payload, state in stage.list_left(system, url)]
+    except (DriverFailed, psycopg.Error) as error:
+        return {"error": str(error)}
+    written = [parse(payload) for _, payload in backlog(MESSAGES, KEYS)]
+    deliveries = parse_log(log.read_text())
+    return {
+        "kills": kills,
+        **judge(written, deliveries, left).as_dict(),
+        "longest_silence_seconds": silence(deliveries),
+    }
+
+
+def run_and_kill(stage: Stage, system: System, url: str, log: Path) -> bool:
+    """Whether it was at work when it was killed."""
+    with stage.driver(system) as worker:
+        before = count(log)
+        worker.ask("work", url=url, log=str(log), keys=KEYS, pause=PAUSE)
+        wait_until(lambda: count(log) >= before + STEP, LEASE)
+        worker.kill()
+    return before < count(log) < MESSAGES
+
+
+def count(log: Path) -> int:
+    """Messages that arrived, each once."""
+    return len({each.identity for each in parse_log(log.read_text())}) if log.exists() else 0
