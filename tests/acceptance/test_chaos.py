@@ -40,6 +40,7 @@ def test_chaos_loses_invents_and_reorders_nothing(tmp_path: Path, store: str, se
 
 @pytest.mark.timeout(400)
 def test_chaos_finds_an_engine_that_forgets_messages_before_they_are_sent(tmp_path: Path) -> None:
-    status, report = run(tmp_path / "kept", "sqlite", "--minutes", "0.5", "--seed", "1", "--break", "settle-first")
-    assert status == 1
-    assert report["violations"], report
+    """By this seed the destination is down for a while; whatever is forgotten then is lost."""
+    status, report = run(tmp_path / "kept", "sqlite", "--minutes", "0.5", "--seed", "6", "--break", "settle-first")
+    assert "down" in [fault["kind"] for fault in report["faults"]]
+    assert (status, report["lost"] > 0) == (1, True), report
