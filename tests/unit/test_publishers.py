@@ -26,7 +26,7 @@ from postroom.failures import is_unavailable
 from postroom.message import Message
 from postroom.ports import Publisher
 from postroom.publishers import stream
-from postroom.publishers.callable import CallablePublisher
+from postroom.publishers.callable import TURN, CallablePublisher
 from postroom.publishers.memory import MemoryPublisher
 from postroom.publishers.stream import FilePublisher, StdoutPublisher, line_of
 from postroom.testing.batch import RecordingBatch, hand_over
@@ -497,11 +497,13 @@ class TestCallableOrder:
         barrier = threading.Barrier(5)
         assert not (await publish(CallablePublisher(lambda _: barrier.wait(PATIENCE)), messages([None] * 5))).failed
 
-    async def test_a_function_that_never_waits_does_not_keep_the_loop(self) -> None:
+    @pytest.mark.parametrize("keys", ["a" * 20, "abcdefghijklmnopqrst"])
+    async def test_a_function_that_never_waits_does_not_keep_the_loop(self, keys: str) -> None:
         turns = 0
 
         async def function(message: Message) -> None:
             seen.append(turns)
+            time.sleep(2 * TURN)
 
         async def count() -> None:
             nonlocal turns
@@ -511,7 +513,7 @@ class TestCallableOrder:
 
         seen: list[int] = []
         counting = asyncio.ensure_future(count())
-        await publish(CallablePublisher(function), messages("a" * 20))
+        await publish(CallablePublisher(function), messages(keys))
         counting.cancel()
         assert seen[-1] - seen[0] >= 19
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
+from types import coroutine
 from typing import Any, cast
 
 from ..duration import spell
@@ -22,6 +25,9 @@ Function = Callable[[Message], object]
 Error = BaseException | None
 Call = Coroutine[Any, Any, Error]
 """One call of the function. What the function raised is returned; only cancellation of the call itself is raised."""
+
+TURN = 0.001
+"""Seconds for which functions that never wait may keep the loop."""
 
 
 class CallablePublisher:
@@ -55,18 +61,14 @@ class CallablePublisher:
         self._concurrency = concurrency
         self._calls = _CallsOnLoop(function) if _is_async(function) else _CallsInThreads(function, concurrency)
         self._room = asyncio.Semaphore(concurrency)
+        self._turn = _Turn()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def publish(self, batch: Batch) -> None:
         self._settle_in()
         lanes = _lanes(batch.messages)
-        workers = min(len(lanes), self._concurrency)
-        if workers == 1:
-            await self._work_through(lanes, batch)
-        else:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(workers):
-                    group.create_task(self._work_through(lanes, batch))
+        async with asyncio.TaskGroup() as group:
+            await self._work_through(_Work(batch, lanes, group, more=min(len(lanes), self._concurrency) - 1))
 
     async def close(self) -> None:
         self._calls.close()
@@ -75,26 +77,42 @@ class CallablePublisher:
         """A semaphore belongs to one loop, a publisher may outlive it: `asyncio.run(relay.drain())`, twice."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._room = loop, asyncio.Semaphore(self._concurrency)
+            self._loop, self._room, self._turn = loop, asyncio.Semaphore(self._concurrency), _Turn()
 
-    async def _work_through(self, lanes: deque[list[Message]], batch: Batch) -> None:
+    async def _work_through(self, work: _Work) -> None:
         cancellation = _Cancellation()
-        while lanes:
+        while work.lanes:
             failed = False
-            for message in lanes.popleft():
+            for message in work.lanes.popleft():
                 if failed:
                     error = NotAttempted("a message before it in its key failed")
                 else:
-                    error = self._judged(await self._attempt(message, batch, cancellation))
+                    error = self._judged(await self._attempt(message, work, cancellation))
                 failed = error is not None
-                batch.answer(message, error)
+                work.batch.answer(message, error)
 
-    async def _attempt(self, message: Message, batch: Batch, cancellation: _Cancellation) -> Error:
+    async def _attempt(self, message: Message, work: _Work, cancellation: _Cancellation) -> Error:
         async with self._room:
+            if self._turn.is_over():
+                await self._turn.wait()
             cancellation.check()
-            if not batch.may_start():
+            if not work.batch.may_start():
                 return NotAttempted("there was no time left to start")
-            return await _within(batch.timeout, self._calls.call(message), cancellation)
+            call = self._calls.call(message)
+            try:
+                awaited = call.send(None)
+            except StopIteration as end:  # it never waited
+                return end.value
+            except (asyncio.CancelledError, TimeoutError) as error:  # the function's own
+                return error
+            self._share(work)
+            return await _within(work.batch.timeout, _resume(call, awaited), cancellation)
+
+    def _share(self, work: _Work) -> None:
+        """While this one waits, two others may go on: a function that never waits is called by one alone."""
+        for _ in range(min(2, work.more, len(work.lanes))):
+            work.more -= 1
+            work.group.create_task(self._work_through(work))
 
     def _judged(self, error: Error) -> Error:
         if not isinstance(error, self._unavailable):
@@ -102,6 +120,40 @@ class CallablePublisher:
         outage = DestinationUnavailable(describe(error))
         outage.__cause__ = error
         return outage
+
+
+@dataclass(slots=True)
+class _Work:
+    """A batch, and who works through it."""
+
+    batch: Batch
+    lanes: deque[list[Message]]
+    group: asyncio.TaskGroup
+    more: int
+    """How many more may join in."""
+
+
+class _Turn:
+    """A function that never waits would keep the loop, and with it the leases, waiting for the whole batch. So all calls
+    together may go on for a while, and then the loop does everything else once."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        self._is_renewing = False
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._ends
+
+    async def wait(self) -> None:
+        while self.is_over():
+            if not self._is_renewing:
+                self._is_renewing = True
+                asyncio.get_running_loop().call_soon(self._renew)
+            await asyncio.sleep(0)
+
+    def _renew(self) -> None:
+        self._ends = time.monotonic() + TURN
+        self._is_renewing = False
 
 
 class _Cancellation:
@@ -119,7 +171,7 @@ class _Cancellation:
             raise asyncio.CancelledError
 
 
-async def _within(timeout: float, call: Call, cancellation: _Cancellation) -> Error:
+async def _within(timeout: float, call: Awaitable[Error], cancellation: _Cancellation) -> Error:
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
@@ -132,6 +184,20 @@ async def _within(timeout: float, call: Call, cancellation: _Cancellation) -> Er
         return TimeoutError(f"no return within {spell(timeout)}") if limit.expired() else error
 
 
+@coroutine
+def _resume(call: Call, awaited: object) -> Generator[Any, Any, Error]:
+    """The rest of a call whose first step was made by hand, and that waits for something."""
+    try:
+        yield awaited
+    except BaseException as error:
+        try:
+            awaited = call.throw(error)
+        except StopIteration as end:
+            return end.value
+        return (yield from _resume(call, awaited))
+    return (yield from call)
+
+
 # ------------------------------------------------------------------------------------------------ async functions
 
 
@@ -139,10 +205,8 @@ class _CallsOnLoop:
     def __init__(self, function: Function) -> None:
         self._function = cast("Callable[[Message], Coroutine[Any, Any, object]]", function)
 
-    async def call(self, message: Message) -> Error:
-        # A function that never waits would keep the loop, and with it the leases, waiting for the whole batch.
-        await asyncio.sleep(0)
-        return await _error_of(self._function, message)
+    def call(self, message: Message) -> Call:
+        return _error_of(self._function, message)
 
     def close(self) -> None:
         pass

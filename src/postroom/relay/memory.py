@@ -47,6 +47,8 @@ class Memory:
         self._paused: Globs = Globs()
 
         self.slots: dict[int, Slot] = {}
+        self.departures = 0
+        """How often a slot was lost, or began to be left."""
         self.held: dict[object, HeldKey] = {}
         """By (topic, key)."""
         self.changes: list[BreakerChanged] = []
@@ -69,6 +71,7 @@ class Memory:
         for number in numbers:
             slot = self.slots.pop(number, None)
             if slot is not None:
+                self.departures += 1
                 self._forget_slot(slot)
 
     def flying_slots(self) -> set[int]:

@@ -36,6 +36,7 @@ class Plan(Reading):
         for number in numbers:
             slot = self.slots[number]
             slot.leaving = True
+            self.departures += 1
             for lane in [lane for lane in self._lanes.values() if lane.slot == number]:
                 self._drop_waiting(lane)
 

@@ -34,6 +34,9 @@ class Call:
         self.outlet = outlet
         self.open = {message.position for message in messages}
         self.slots = {message.slot for message in messages}
+        self.departures = -1
+        self.last_start = -math.inf
+        """When a piece of it may start at the latest, as it was with so many `Plan.departures`."""
         self.limit: asyncio.Timeout | None = None
         self._pump = pump
         self._plan = pump.plan
@@ -322,11 +325,16 @@ class Pump:
     def may_start(self, call: Call) -> bool:
         """Whether a piece of this call, started now, would be over before any of its leases ends. What is done here may
         take longer than any lease, and is ended when one is lost."""
-        ends = self._clock.monotonic()
-        if not call.outlet.features.local:
-            ends += call.timeout + grace(call.timeout)
+        now = self.now()
+        if now > call.last_start or call.departures != self.plan.departures:
+            call.last_start = self._last_start(call)
+            call.departures = self.plan.departures
+        return now <= call.last_start
+
+    def _last_start(self, call: Call) -> float:
         slots = [self.plan.slots.get(number) for number in call.slots]
-        return all(slot is not None and ends <= slot.deadline and not slot.leaving for slot in slots)
+        deadline = min(-math.inf if slot is None or slot.leaving else slot.deadline for slot in slots)
+        return deadline if call.outlet.features.local else deadline - call.timeout - grace(call.timeout)
 
     def stir(self) -> None:
         self.stirred.set()
