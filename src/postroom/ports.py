@@ -549,6 +549,11 @@ class Store(StoreReader, Protocol):
         fetch can tell whether a straggler has come."""
         ...
 
+    @property
+    def expects_stragglers(self) -> bool:
+        """Whether somebody is known to have written who has not committed yet: when that is done, nobody may ring."""
+        ...
+
     # --- leases: a slot has at most one owner at a time, and each ownership an epoch of its own
 
     async def renew(self, beat: Beat) -> Leases:

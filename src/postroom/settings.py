@@ -134,7 +134,9 @@ class Settings:
     )
     workers: int | None = setting(None, _optional(_whole(1)), "Pumps per relay; None = as many as suit the store.")
     concurrency: int = setting(32, _whole(1), "Tasks, and calls of a Python function, that run at the same time.")
-    poll_interval: float = setting(0.1, _duration(0.01, 600), "Pause between looks at the outbox, without a doorbell.")
+    poll_interval: float = setting(
+        0.1, _duration(0.01, 600), "Longest pause between looks at the outbox, without a doorbell."
+    )
     idle_interval: float = setting(1.0, _duration(0.01, 3600), "The same when a doorbell works.")
     lease_ttl: float = setting(15.0, _duration(0.1, 3600), "How long the slots of a crashed relay wait for another.")
     publish_timeout: float = setting(7.5, _duration(0.01), "Longest wait for a broker's answer; half of lease_ttl.")
@@ -165,7 +167,7 @@ class Settings:
     max_rate: float | None = setting(None, _optional(_rate), "Messages per second to a destination; None = no limit.")
     enabled: bool = setting(True, _flag, "Off = a relay that starts and delivers nothing.")
     breaker_initial: float = setting(0.5, _duration(0.001), "First pause before an unavailable destination is probed.")
-    breaker_cap: float = setting(60.0, _duration(0.001), "Longest such pause.")
+    breaker_cap: float = setting(15.0, _duration(0.001), "Longest such pause.")
     trip_after: int = setting(5, _whole(1), "Failures in a row, over different keys, that mean an outage after all.")
 
     @classmethod

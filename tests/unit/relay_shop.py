@@ -25,6 +25,16 @@ class Diary:
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
+    def dead(self) -> set[str]:
+        """Who died and was not taken back."""
+        ids: set[str] = set()
+        for event in self.events:
+            if isinstance(event, events.Died):
+                ids.add(event.message.id)
+            elif isinstance(event, events.Refunded):
+                ids.discard(event.message.id)
+        return ids
+
 
 class Shop:
     """A memory store, an outbox and a list of what arrived."""

@@ -30,7 +30,7 @@ def test_the_defaults_are_what_the_documentation_says():
     assert (settings.retention, settings.dedupe_window, settings.clean_interval) == (None, 604_800.0, 3600.0)
     assert (settings.clean_batch, settings.create_tables, settings.enabled) == (10_000, True, True)
     assert settings.max_rate is None
-    assert (settings.breaker_initial, settings.breaker_cap, settings.trip_after) == (0.5, 60.0, 5)
+    assert (settings.breaker_initial, settings.breaker_cap, settings.trip_after) == (0.5, 15.0, 5)
     assert settings.cautions() == []
 
 

@@ -35,6 +35,8 @@ class Bell:
 class Outpost:
     """Writers of the other slot cannot ring; a glance finds their messages."""
 
+    expects_stragglers = False
+
     @asynccontextmanager
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Bell]:
         yield Bell()
@@ -90,24 +92,67 @@ class QuietBell(Bell):
 
 
 class QuietOutpost:
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Bell, *, expects_stragglers: bool = False, suspects: Collection[int] = ()) -> None:
         self._bell = bell
+        self._suspects = suspects
+        self.expects_stragglers = expects_stragglers
 
     @asynccontextmanager
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Bell]:
         yield self._bell
 
     async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        return ()
+        return self._suspects
+
+
+class TimedBell(QuietBell):
+    """Remembers for how long each wait was to be."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.waits: list[float] = []
+        self.has_been_waited_for = asyncio.Event()
+
+    async def wait(self, timeout: float) -> Collection[int]:
+        self.waits.append(round(timeout, 3))
+        if len(self.waits) == 20:
+            self.has_been_waited_for.set()
+        return await super().wait(timeout)
+
+
+async def watched(pump: Listener, clock: FakeClock, outpost: QuietOutpost, until: asyncio.Event) -> None:
+    parts: dict[str, Any] = {"store": outpost, "pumps": [pump], "settings": Settings(), "clock": clock}
+    running = asyncio.create_task(Watch(**parts, named=lambda name: None).run())
+    async with asyncio.timeout(10):
+        await until.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_after_something_new_it_looks_soon_and_then_ever_later_until_it_dozes() -> None:
+    clock, pump = FakeClock(), Listener()
+    bell, pump.fetched_at = TimedBell(clock), clock.monotonic()
+    await watched(pump, clock, QuietOutpost(bell), bell.has_been_waited_for)
+    assert bell.waits[:7] == [0.02, 0.02, 0.04, 0.08, 1.0, 1.0, 1.0]
+
+
+async def test_what_may_be_a_straggler_keeps_nobody_awake() -> None:
+    clock = FakeClock()
+    bell = TimedBell(clock)
+    await watched(Listener(), clock, QuietOutpost(bell, suspects={RINGING, SILENT}), bell.has_been_waited_for)
+    assert bell.waits[-1] == Settings().idle_interval
+
+
+async def test_as_long_as_stragglers_are_expected_it_goes_on_looking() -> None:
+    clock = FakeClock()
+    bell = TimedBell(clock)
+    await watched(Listener(), clock, QuietOutpost(bell, expects_stragglers=True), bell.has_been_waited_for)
+    assert bell.told, "it dozes"
+    assert bell.waits[-1] == Settings().poll_interval
 
 
 async def test_writers_are_told_again_now_and_then_that_they_should_ring() -> None:
     clock = FakeClock()
     bell = QuietBell(clock)
-    parts: dict[str, Any] = {"store": QuietOutpost(bell), "pumps": [Listener()], "settings": Settings(), "clock": clock}
-    running = asyncio.create_task(Watch(**parts, named=lambda name: None).run())
-    async with asyncio.timeout(10):
-        await bell.was_told_twice.wait()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await watched(Listener(), clock, QuietOutpost(bell), bell.was_told_twice)
     assert TELL_AGAIN <= bell.told[1] - bell.told[0] < 2 * TELL_AGAIN

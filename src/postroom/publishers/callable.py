@@ -67,6 +67,7 @@ class CallablePublisher:
     async def publish(self, batch: Batch) -> None:
         self._settle_in()
         lanes = _lanes(batch.messages)
+        self._turn.begin()  # the loop has just begun this call, so it is not kept waiting
         async with asyncio.TaskGroup() as group:
             await self._work_through(_Work(batch, lanes, group, more=min(len(lanes), self._concurrency) - 1))
 
@@ -134,8 +135,8 @@ class _Work:
 
 
 class _Turn:
-    """A function that never waits would keep the loop, and with it the leases, waiting for the whole batch. So all calls
-    together may go on for a while, and then the loop does everything else once."""
+    """A function that never waits would keep the loop, and with it the leases, waiting for the whole batch. So all
+    calls together may go on for a while, and then the loop does everything else once."""
 
     def __init__(self) -> None:
         self._ends = 0.0
@@ -148,10 +149,10 @@ class _Turn:
         while self.is_over():
             if not self._is_renewing:
                 self._is_renewing = True
-                asyncio.get_running_loop().call_soon(self._renew)
+                asyncio.get_running_loop().call_soon(self.begin)
             await asyncio.sleep(0)
 
-    def _renew(self) -> None:
+    def begin(self) -> None:
         self._ends = time.monotonic() + TURN
         self._is_renewing = False
 

@@ -13,6 +13,8 @@ from .logs import log
 from .pause import soon
 from .pump import Pump
 
+SHORTEST = 0.02
+"""Seconds between two glances, right after something new came."""
 DOZE_AFTER = 0.15
 """Seconds without anything new before writers are told to ring. A relay that always has news costs them nothing."""
 BUSY = 4
@@ -26,8 +28,9 @@ TELL_AGAIN = 30.0
 class Watch:
     """One small duty beside the pumps, which themselves only look where they are told to.
 
-    Awake, it glances at the outbox every `poll_interval`. After a moment with nothing new the relay dozes: where
-    writers can ring they are told to, and it glances every `idle_interval` only.
+    Awake, it glances at the outbox: soon after something new, and if nothing came, ever later up to `poll_interval`.
+    After a moment with nothing new the relay dozes: where writers can ring they are told to, and it glances every
+    `idle_interval` only.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class Watch:
         self._clock = clock
         self._named = named
         self._news_at = clock.monotonic()
+        self._had_news = self._is_news = False
+        """Whether there seemed to be something to do before the last pass, and after it."""
         self._rings: deque[float] = deque(maxlen=BUSY)
         self._dozing: frozenset[int] | None = None
         """The slots that writers were told about; None while awake."""
@@ -63,17 +68,24 @@ class Watch:
 
     async def _pass(self, wakeup: Wakeup) -> None:
         fell_asleep = await self._doze_or_rouse(wakeup)
-        is_dozing = self._dozing is not None and wakeup.rings
-        interval = self._settings.idle_interval if is_dozing else self._settings.poll_interval
-        news: set[int] = set()
+        interval = self._interval(wakeup)
+        rung: Collection[int] = ()
         if not fell_asleep:  # else look at once: somebody may have committed just before they were told to ring
-            news.update(await wakeup.wait(interval))
+            rung = await wakeup.wait(interval)
+        news = set(rung)
         # Not all who write can ring, so those who do must not keep us from looking.
         if not news or self._clock.monotonic() - self._glanced_at >= interval:
             news.update(await self._glance())
-        self._note(news)
+        self._note(rung, news)
         for pump in self._pumps if news else ():
             pump.ring(news)
+
+    def _interval(self, wakeup: Wakeup) -> float:
+        if self._dozing is not None and wakeup.rings and not self._store.expects_stragglers:
+            return self._settings.idle_interval
+        quiet = self._clock.monotonic() - max(pump.fetched_at for pump in self._pumps)
+        is_fetching = self._is_news and not self._had_news  # most likely; if it goes on, nothing comes of it
+        return min(SHORTEST if is_fetching else max(SHORTEST, quiet), self._settings.poll_interval)
 
     async def _doze_or_rouse(self, wakeup: Wakeup) -> bool:
         """Tell writers if anything has changed; whether we have just fallen asleep."""
@@ -107,13 +119,14 @@ class Watch:
             return False
         return True
 
-    def _note(self, news: Collection[int]) -> None:
-        """Awake, anything new keeps us so. Dozing, only many rings in a short time wake us for good."""
+    def _note(self, rung: Collection[int], news: Collection[int]) -> None:
+        """Awake, messages keep us so. Dozing, only many rings in a short time wake us for good."""
         now, rings = self._clock.monotonic(), self._rings
+        self._had_news, self._is_news = self._is_news, bool(news)
         if self._dozing is None:
-            self._news_at = max(self._news_at, now if news else 0.0, *(pump.fetched_at for pump in self._pumps))
+            self._news_at = max(self._news_at, *(pump.fetched_at for pump in self._pumps))
             return
-        rings.extend(now for _ in news)
+        rings.extend(now for _ in rung)
         if len(rings) == BUSY and now - rings[0] < BUSY_WITHIN:
             self._news_at = now
 

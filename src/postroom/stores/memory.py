@@ -129,6 +129,10 @@ class MemoryStore:
     async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
         return self._perform(memory_read.glance, ranges)
 
+    @property
+    def expects_stragglers(self) -> bool:
+        return False
+
     def _ring(self) -> None:
         self.commits += 1
         for ring in self._bells:

@@ -31,12 +31,14 @@ def settle(tables: Tables, settlement: Settlement) -> Settled:
         if ours(message.slot):
             _supersede(tables, message)
     # Of several messages of one key the earliest is to hold it.
-    for retry in sorted(settlement.retries, key=_position_of, reverse=True):
+    held: set[Gate] = set()
+    for retry in sorted(settlement.retries, key=_position_of):
         if ours(retry.message.slot):
-            _retry(tables, retry)
-    for dead in sorted(settlement.dead, key=_position_of, reverse=True):
+            _retry(tables, retry, held)
+    held.clear()
+    for dead in sorted(settlement.dead, key=_position_of):
         if ours(dead.message.slot):
-            _bury(tables, dead)
+            _bury(tables, dead, held)
     for refund in settlement.refunds:
         if ours(refund.message.slot):
             _refund(tables, refund)
@@ -76,7 +78,7 @@ def _supersede(tables: Tables, message: Message) -> None:
         tables.let_go(message)
 
 
-def _retry(tables: Tables, retry: Retry) -> None:
+def _retry(tables: Tables, retry: Retry, held: set[Gate]) -> None:
     due_at = tables.now() + timedelta(seconds=retry.delay)
     if retry.message.key is None:
         row = tables.take_waiting(retry.message.position)
@@ -86,10 +88,12 @@ def _retry(tables: Tables, retry: Retry) -> None:
         row = tables.find_waiting(retry.message.position)
         if row is not None:
             row.attempts = retry.attempts
-            tables.hold(row, "retry", due_at, retry.error)
+            if row.key_gate not in held:
+                held.add(row.key_gate)
+                tables.hold(row, "retry", due_at, retry.error)
 
 
-def _bury(tables: Tables, dead: Dead) -> None:
+def _bury(tables: Tables, dead: Dead, held: set[Gate]) -> None:
     row = tables.take_waiting(dead.message.position)
     if row is None:
         return
@@ -106,7 +110,9 @@ def _bury(tables: Tables, dead: Dead) -> None:
     )
     tables.dead.put(row)
     if dead.holding and row.message.key is not None:
-        tables.hold(row, "dead", revive_at, dead.error)
+        if row.key_gate not in held:
+            held.add(row.key_gate)
+            tables.hold(row, "dead", revive_at, dead.error)
     else:
         tables.let_go(row.message)
 

@@ -218,6 +218,10 @@ class SqlStore(Store):
     async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
         return await self._read(sql_read.glance, ranges) if ranges else ()
 
+    @property
+    def expects_stragglers(self) -> bool:
+        return False
+
     # --- leases
 
     async def renew(self, beat: Beat) -> Leases:

@@ -240,6 +240,10 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         expected = {asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)}
         return expected.union(await self._look(ranges))
 
+    @property
+    def expects_stragglers(self) -> bool:
+        return bool(self._stragglers.writers)
+
     async def _ask_if_due(self) -> None:
         """One at a time: answers that overtake each other would tell of writers that are over, and hide new ones."""
         if self._is_asking or not self._must_ask():

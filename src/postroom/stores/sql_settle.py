@@ -23,7 +23,7 @@ from sqlalchemy import (
 from ..message import REVIVED_HEADER, Message
 from ..ports import Dead, Gate, HoldStatus, Refund, Retry, Settled, Settlement
 from .sql_leases import lock_leases
-from .sql_rows import add_header
+from .sql_rows import add_header, message_columns, read_message
 from .sql_transaction import LONGEST_ERROR, Transaction
 
 
@@ -176,13 +176,17 @@ def _move_to_parked(transaction: Transaction, positions: Sequence[int], behind: 
 
 def _hold_what_is_parked(transaction: Transaction, parked: Sequence[tuple[Gate, Message]]) -> None:
     """A former owner may have delivered the head meanwhile. Without a hold the next owner would not look here."""
-    first: dict[Gate, Message] = {}
-    for gate, message in parked:
-        if gate.key is not None and message.position <= first.get(gate, message).position:
-            first[gate] = message
-    for gate, message in first.items():
-        if not _is_held(transaction, gate) and _has_parked(transaction, gate):
-            put_holds(transaction, [_hold_row(transaction, message, "releasing", message.attempt - 1, "")])
+    for gate in dict.fromkeys(gate for gate, _ in parked if gate.key is not None):
+        if not _is_held(transaction, gate) and (first := _first_parked(transaction, gate)) is not None:
+            put_holds(transaction, [_hold_row(transaction, first, "releasing", first.attempt - 1, "")])
+
+
+def _first_parked(transaction: Transaction, gate: Gate) -> Message | None:
+    """Of a key, be it behind that or behind its topic."""
+    parked = transaction.tables.parked
+    of_key = and_(parked.c.slot == gate.slot, parked.c.topic == gate.topic, parked.c.key == gate.key)
+    found = select(*message_columns(parked)).where(of_key).order_by(parked.c.position).limit(1)
+    return next((read_message(row) for row in transaction.rows(found)), None)
 
 
 def _has_parked(transaction: Transaction, gate: Gate) -> bool:
