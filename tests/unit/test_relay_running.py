@@ -201,6 +201,25 @@ def test_a_relay_that_could_not_start_in_its_thread_can_be_started_again(tmp_pat
     engine.dispose()
 
 
+@pytest.mark.parametrize("end", ["leave", "lose"])
+async def test_nothing_more_of_a_call_starts_once_its_slot_is_left_or_lost(shop: Shop, end: str) -> None:
+    message, answers = shop.add(key="k"), list[bool]()
+
+    class Asking(MemoryPublisher):
+        async def publish(self, batch: Batch) -> None:
+            assert relay._session is not None
+            plan = next(pump.plan for pump in relay._session.pumps if message.slot in pump.plan.slots)
+            answers.append(batch.may_start())
+            getattr(plan, end)([message.slot])
+            answers.append(batch.may_start())
+            await super().publish(batch)
+
+    relay = shop.relay(Asking("memory:"))
+    async with relay:
+        await until(lambda: answers)
+    assert answers == [True, False]
+
+
 async def test_two_relays_share_the_slots_and_a_leader_has_them_all(shop: Shop) -> None:
     async with shop.relay(lease_ttl=2) as one:
         async with shop.relay(lease_ttl=2) as two:

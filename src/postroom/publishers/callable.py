@@ -188,15 +188,16 @@ async def _within(timeout: float, call: Awaitable[Error], cancellation: _Cancell
 @coroutine
 def _resume(call: Call, awaited: object) -> Generator[Any, Any, Error]:
     """The rest of a call whose first step was made by hand, and that waits for something."""
-    try:
-        yield awaited
-    except BaseException as error:
+    while True:
         try:
-            awaited = call.throw(error)
-        except StopIteration as end:
-            return end.value
-        return (yield from _resume(call, awaited))
-    return (yield from call)
+            yield awaited
+        except BaseException as error:
+            try:
+                awaited = call.throw(error)
+            except StopIteration as end:
+                return end.value
+        else:
+            return (yield from call.__await__())
 
 
 # ------------------------------------------------------------------------------------------------ async functions

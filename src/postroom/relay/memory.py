@@ -47,7 +47,7 @@ class Memory:
         self._paused: Globs = Globs()
 
         self.slots: dict[int, Slot] = {}
-        self.departures = 0
+        self.departures: int = 0
         """How often a slot was lost, or began to be left."""
         self.held: dict[object, HeldKey] = {}
         """By (topic, key)."""
