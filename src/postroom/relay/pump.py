@@ -166,7 +166,9 @@ class Pump:
         busy |= await self._fetch_parked()
         busy |= await self._fetch_heads()
         busy |= await self._probe()
-        busy |= self._dispatch()
+        if self._dispatch():
+            busy = True
+            await asyncio.sleep(0)  # the calls begin, and then we look around
         busy |= await self._look()
         await self._tell_changes()
         return busy
