@@ -335,6 +335,15 @@ class Settled(NamedTuple):
     """Gates of `released` that could not be dropped because rows of theirs are parked."""
 
 
+class Glance(NamedTuple):
+    """In which slots there is something to do."""
+
+    seen: Collection[int]
+    """A row to fetch, a later or dead row that is due, a hold to release."""
+    doubtful: Collection[int] = ()
+    """Only a fetch can tell whether a straggler has come."""
+
+
 class Due(NamedTuple):
     """How many rows became due and were moved, and in how many seconds the next one will (None: none waits)."""
 
@@ -543,10 +552,9 @@ class Store(StoreReader, Protocol):
         """How this store wakes a relay that sleeps; one per relay."""
         ...
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        """The slots of these ranges in which there is something to do: a row to fetch, a later or dead row that is due,
-        a hold to release. One cheap statement, for a relay that has nothing to do. May name slots too many, if only a
-        fetch can tell whether a straggler has come."""
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
+        """Where among these ranges there is, or may be, something to do. One cheap statement, for a relay that has
+        nothing to do."""
         ...
 
     @property

@@ -517,6 +517,36 @@ class TestCallableOrder:
         counting.cancel()
         assert seen[-1] - seen[0] >= 19
 
+    async def test_calls_that_never_wait_let_those_of_other_batches_have_their_turn(self) -> None:
+        """Also those that once had to wait."""
+        order: list[str] = []
+
+        async def function(message: Message) -> None:
+            if message.key == "waiting":
+                await asyncio.sleep(0)
+            time.sleep(2 * TURN)
+            order.append(str(message.type))
+
+        publisher = CallablePublisher(function)
+        waiting = [message(key, type="few") for key in ("waiting", "a", "b", "c")]
+        many = [message(str(key), type="many") for key in range(100)]
+        await asyncio.gather(publish(publisher, many), publish(publisher, waiting))
+        assert order.count("few") == 4
+        assert order.index("many") < 4
+        assert "few" not in order[50:]
+
+    async def test_what_one_call_sets_in_its_context_no_other_sees(self) -> None:
+        tenant, seen = contextvars.ContextVar("tenant", default="nobody"), list[str]()
+
+        async def function(message: Message) -> None:
+            seen.append(tenant.get())
+            token = tenant.set(str(message.key))
+            await asyncio.sleep(0.01)
+            tenant.reset(token)
+
+        await publish(CallablePublisher(function), messages("abcdefgh"))
+        assert seen == ["nobody"] * 8
+
 
 class TestCallableFailures:
     @pytest.mark.parametrize(
@@ -640,8 +670,53 @@ class TestCallableTimeouts:
         """
         assert b"TimeoutError" in run(program).stdout
 
+    async def test_the_time_before_a_function_first_waits_counts(self) -> None:
+        later: list[str | None] = []
+
+        async def function(message: Message) -> None:
+            time.sleep(0.2)
+            asyncio.get_running_loop().call_later(0.1, later.append, message.key)
+            await asyncio.sleep(PATIENCE)
+
+        batch = RecordingBatch(messages("a"), timeout=0.2)
+        await CallablePublisher(function).publish(batch)
+        assert kinds(batch) == ["TimeoutError"]
+        assert not later
+
 
 class TestCallableCancellation:
+    async def test_all_calls_are_cancelled_at_once_however_long_one_takes_to_end(self) -> None:
+        cancelled: list[str | None] = []
+        may_end = asyncio.Event()
+
+        async def function(message: Message) -> None:
+            try:
+                await asyncio.sleep(PATIENCE)
+            finally:
+                cancelled.append(message.key)
+                if message.key == "a":
+                    await may_end.wait()
+
+        call = asyncio.ensure_future(CallablePublisher(function).publish(RecordingBatch(messages("abcd"), PATIENCE)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        call.cancel()
+        await until(lambda: len(cancelled) == 4)
+        assert not call.done()
+        may_end.set()
+        await asyncio.gather(call, return_exceptions=True)
+
+    async def test_a_function_that_cancels_its_own_task_ends_nobody_elses(self) -> None:
+        async def function(message: Message) -> None:
+            if message.key == "a":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            await asyncio.sleep(0.01)
+
+        batch = await publish(CallablePublisher(function), messages("abcd"))
+        assert kinds(batch)[1:] == ["NoneType"] * 3
+
     async def test_a_function_that_swallows_it_cannot_go_on_with_the_next_message(self) -> None:
         started: list[Message] = []
 

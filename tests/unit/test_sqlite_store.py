@@ -245,7 +245,7 @@ async def test_a_database_in_memory_is_polled_and_written_to_through_the_store()
             raise RuntimeError
     async with store.wakeup(0) as wakeup:
         assert (wakeup.name, wakeup.rings) == ("polling", False)
-    assert await store.glance([Range(1, 0, 1)])
+    assert (await store.glance([Range(1, 0, 1)])).seen
     assert [message.id for message in await fetch_all(store)] == [id]
     await store.close()
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from postroom.clock import SystemClock
-from postroom.ports import Range
-from postroom.relay.watch import TELL_AGAIN, Watch
+from postroom.ports import Glance, Range
+from postroom.relay.watch import BUSY, TELL_AGAIN, Watch
 from postroom.settings import Settings
 from postroom.testing import FakeClock
 
@@ -41,8 +41,8 @@ class Outpost:
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Bell]:
         yield Bell()
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        return {SILENT}
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
+        return Glance({SILENT})
 
 
 class Listener:
@@ -92,17 +92,24 @@ class QuietBell(Bell):
 
 
 class QuietOutpost:
-    def __init__(self, bell: Bell, *, expects_stragglers: bool = False, suspects: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        bell: Bell,
+        *,
+        expects_stragglers: bool = False,
+        seen: Collection[int] = (),
+        doubtful: Collection[int] = (),
+    ) -> None:
         self._bell = bell
-        self._suspects = suspects
+        self._seen, self._doubtful = seen, doubtful
         self.expects_stragglers = expects_stragglers
 
     @asynccontextmanager
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Bell]:
         yield self._bell
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        return self._suspects
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
+        return Glance(self._seen, self._doubtful)
 
 
 class TimedBell(QuietBell):
@@ -139,8 +146,15 @@ async def test_after_something_new_it_looks_soon_and_then_ever_later_until_it_do
 async def test_what_may_be_a_straggler_keeps_nobody_awake() -> None:
     clock = FakeClock()
     bell = TimedBell(clock)
-    await watched(Listener(), clock, QuietOutpost(bell, suspects={RINGING, SILENT}), bell.has_been_waited_for)
+    await watched(Listener(), clock, QuietOutpost(bell, doubtful=range(64)), bell.has_been_waited_for)
     assert bell.waits[-1] == Settings().idle_interval
+
+
+async def test_many_messages_that_nobody_rang_for_wake_it_for_good() -> None:
+    clock = FakeClock()
+    bell = TimedBell(clock)
+    await watched(Listener(), clock, QuietOutpost(bell, seen=range(BUSY)), bell.has_been_waited_for)
+    assert bell.waits[-1] == Settings().poll_interval
 
 
 async def test_as_long_as_stragglers_are_expected_it_goes_on_looking() -> None:

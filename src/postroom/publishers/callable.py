@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from concurrent.futures import Future
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import coroutine
@@ -67,9 +68,11 @@ class CallablePublisher:
     async def publish(self, batch: Batch) -> None:
         self._settle_in()
         lanes = _lanes(batch.messages)
-        self._turn.begin()  # the loop has just begun this call, so it is not kept waiting
+        self._turn.begin()  # the loop was not kept waiting when it began this
         async with asyncio.TaskGroup() as group:
-            await self._work_through(_Work(batch, lanes, group, more=min(len(lanes), self._concurrency) - 1))
+            work = _Work(batch, lanes, group, copy_context(), more=min(len(lanes), self._concurrency) - 1)
+            # As a task like the others: who cancels this call shall not have to wait for one of them.
+            group.create_task(self._work_through(work))
 
     async def close(self) -> None:
         self._calls.close()
@@ -94,12 +97,11 @@ class CallablePublisher:
 
     async def _attempt(self, message: Message, work: _Work, cancellation: _Cancellation) -> Error:
         async with self._room:
-            if self._turn.is_over():
-                await self._turn.wait()
+            await self._turn.take()
             cancellation.check()
             if not work.batch.may_start():
                 return NotAttempted("there was no time left to start")
-            call = self._calls.call(message)
+            call, began = self._calls.call(message), time.monotonic()
             try:
                 awaited = call.send(None)
             except StopIteration as end:  # it never waited
@@ -107,13 +109,13 @@ class CallablePublisher:
             except (asyncio.CancelledError, TimeoutError) as error:  # the function's own
                 return error
             self._share(work)
-            return await _within(work.batch.timeout, _resume(call, awaited), cancellation)
+            return await _within(work.batch.timeout, began, _resume(call, awaited), cancellation)
 
     def _share(self, work: _Work) -> None:
         """While this one waits, two others may go on: a function that never waits is called by one alone."""
         for _ in range(min(2, work.more, len(work.lanes))):
             work.more -= 1
-            work.group.create_task(self._work_through(work))
+            work.group.create_task(self._work_through(work), context=work.context.copy())
 
     def _judged(self, error: Error) -> Error:
         if not isinstance(error, self._unavailable):
@@ -130,31 +132,26 @@ class _Work:
     batch: Batch
     lanes: deque[list[Message]]
     group: asyncio.TaskGroup
+    context: Context
+    """What no call of the function has changed yet."""
     more: int
     """How many more may join in."""
 
 
 class _Turn:
-    """A function that never waits would keep the loop, and with it the leases, waiting for the whole batch. So all
-    calls together may go on for a while, and then the loop does everything else once."""
+    """A function that never waits would keep the loop, and with it the leases, waiting for the whole batch. So calls
+    may follow each other for a while, and then everybody else comes first, be it another worker."""
 
     def __init__(self) -> None:
         self._ends = 0.0
-        self._is_renewing = False
 
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._ends
-
-    async def wait(self) -> None:
-        while self.is_over():
-            if not self._is_renewing:
-                self._is_renewing = True
-                asyncio.get_running_loop().call_soon(self.begin)
+    async def take(self) -> None:
+        if time.monotonic() >= self._ends:
             await asyncio.sleep(0)
+            self.begin()
 
     def begin(self) -> None:
         self._ends = time.monotonic() + TURN
-        self._is_renewing = False
 
 
 class _Cancellation:
@@ -172,8 +169,8 @@ class _Cancellation:
             raise asyncio.CancelledError
 
 
-async def _within(timeout: float, call: Awaitable[Error], cancellation: _Cancellation) -> Error:
-    limit = asyncio.timeout(timeout)
+async def _within(timeout: float, began: float, call: Awaitable[Error], cancellation: _Cancellation) -> Error:
+    limit = asyncio.timeout(timeout - (time.monotonic() - began))
     try:
         async with limit:
             return await call

@@ -14,8 +14,8 @@ STRIKES = 3
 FIRST_ALLOWANCE = 8
 """Messages in flight right after the breaker closes; doubles with as many successes."""
 
-LONGEST_ASKED = 600.0
-"""Seconds of pause that a destination may ask for, unless `cap` is longer."""
+MOST_ASKED = 40
+"""Times `cap`: the longest pause that a destination may ask for."""
 
 MOST = 1_000
 """Messages of which each kind of note is kept, the latest."""
@@ -169,7 +169,7 @@ class Breaker:
         self.trips += 1
         pause = min(self.cap, self.initial * 2.0 ** min(self.trips - 1, 30)) * (0.75 + random() / 2)
         self.state, self.error = "tripped", error
-        self.until = now + max(pause, min(retry_after or 0.0, max(self.cap, LONGEST_ASKED)))
+        self.until = now + max(pause, min(retry_after or 0.0, MOST_ASKED * self.cap))
         self.shared_successes = None
 
     def _close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from ..clock import Clock
 from ..errors import StoreReplaced, StoreUnavailable
-from ..ports import Store, Wakeup
+from ..ports import Glance, Store, Wakeup
 from ..settings import Settings
 from .logs import log
 from .pause import soon
@@ -69,14 +69,17 @@ class Watch:
     async def _pass(self, wakeup: Wakeup) -> None:
         fell_asleep = await self._doze_or_rouse(wakeup)
         interval = self._interval(wakeup)
-        rung: Collection[int] = ()
+        seen: set[int] = set()
         if not fell_asleep:  # else look at once: somebody may have committed just before they were told to ring
-            rung = await wakeup.wait(interval)
-        news = set(rung)
+            seen.update(await wakeup.wait(interval))
+        doubtful: Collection[int] = ()
         # Not all who write can ring, so those who do must not keep us from looking.
-        if not news or self._clock.monotonic() - self._glanced_at >= interval:
-            news.update(await self._glance())
-        self._note(rung, news)
+        if not seen or self._clock.monotonic() - self._glanced_at >= interval:
+            glance = await self._glance()
+            seen.update(glance.seen)
+            doubtful = glance.doubtful
+        news = seen.union(doubtful)
+        self._note(seen, bool(news))
         for pump in self._pumps if news else ():
             pump.ring(news)
 
@@ -119,21 +122,21 @@ class Watch:
             return False
         return True
 
-    def _note(self, rung: Collection[int], news: Collection[int]) -> None:
-        """Awake, messages keep us so. Dozing, only many rings in a short time wake us for good."""
+    def _note(self, seen: Collection[int], is_news: bool) -> None:
+        """Awake, messages keep us so. Dozing, only much to do in a short time wakes us for good."""
         now, rings = self._clock.monotonic(), self._rings
-        self._had_news, self._is_news = self._is_news, bool(news)
+        self._had_news, self._is_news = self._is_news, is_news
         if self._dozing is None:
             self._news_at = max(self._news_at, *(pump.fetched_at for pump in self._pumps))
             return
-        rings.extend(now for _ in rung)
+        rings.extend(now for _ in seen)
         if len(rings) == BUSY and now - rings[0] < BUSY_WITHIN:
             self._news_at = now
 
     def _is_idle(self) -> bool:
         return self._clock.monotonic() - self._news_at >= DOZE_AFTER
 
-    async def _glance(self) -> Collection[int]:
+    async def _glance(self) -> Glance:
         self._glanced_at = self._clock.monotonic()
         ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]
-        return await soon(self._store.glance(ranges), self._settings.patience) if ranges else ()
+        return await soon(self._store.glance(ranges), self._settings.patience) if ranges else Glance(())

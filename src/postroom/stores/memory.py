@@ -26,6 +26,7 @@ from ..ports import (
     Fetched,
     Finding,
     Gate,
+    Glance,
     Hold,
     Lease,
     Leases,
@@ -126,8 +127,8 @@ class MemoryStore:
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
         yield _Event(self)
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        return self._perform(memory_read.glance, ranges)
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
+        return Glance(self._perform(memory_read.glance, ranges))
 
     @property
     def expects_stragglers(self) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..message import SLOTS, Message
-from ..ports import NO_LIMIT, Beat, Fetched, Gate, Hold, Lease, Leases, Range, Settled, Settlement
+from ..ports import NO_LIMIT, Beat, Fetched, Gate, Glance, Hold, Lease, Leases, Range, Settled, Settlement
 from .claim_floor import Floor
 from .sql import uninterrupted
 from .sql_claims import Claim, Wanted
@@ -165,16 +165,20 @@ class RowClaims:
     async def releasing(self, slots: Sequence[int]) -> list[Hold]:
         return []
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
         slots = [asked.slot for asked in ranges]
         self._sweep()
         if slots and (news := await self._store.glance_at_hot(slots, self._floor.position)):
-            return news
+            return Glance(news)
         self._floor.note(0, self._store.monotonic())
         if slots and await self._store.has_expired_claims(self._expired_to):
             self._expiry_at = 0.0
-            return slots
-        return ()
+            return Glance((), slots)
+        return Glance(())
+
+    @property
+    def expects_stragglers(self) -> bool:
+        return False  # a glance sees them
 
     async def is_claimed_elsewhere(self) -> bool:
         return await self._store.is_claimed_elsewhere(self._relay)

@@ -28,6 +28,7 @@ from ..ports import (
     Fetched,
     Finding,
     Gate,
+    Glance,
     Hold,
     Lease,
     Leases,
@@ -215,8 +216,8 @@ class SqlStore(Store):
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
         yield Polling()
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        return await self._read(sql_read.glance, ranges) if ranges else ()
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
+        return Glance(await self._read(sql_read.glance, ranges) if ranges else ())
 
     @property
     def expects_stragglers(self) -> bool:

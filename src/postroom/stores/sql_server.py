@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..clock import Clock
 from ..errors import ConfigurationError, MissingExtra, StoreError
 from ..message import Message
-from ..ports import Due, Fetched, Hold, Range, Settled, Settlement
+from ..ports import Due, Fetched, Glance, Hold, Range, Settled, Settlement
 from ..redact import redact
 from .drivers import Drivers
 from .limits import limited
@@ -233,12 +233,11 @@ class ServerStore(ClaimingStore, Generic[Evidence]):
         stragglers.highest = max(stragglers.highest, _highest(fetched.messages))
         return fetched._replace(horizon=stragglers.horizon(reading))
 
-    async def glance(self, ranges: Sequence[Range]) -> Collection[int]:
-        """Where a straggler may have come, and where there is something else to do."""
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
         if not ranges:
-            return ()
-        expected = {asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)}
-        return expected.union(await self._look(ranges))
+            return Glance(())
+        doubtful = {asked.slot for asked in ranges if self._stragglers.may_have_come(asked.slot, asked.after)}
+        return Glance(await self._look(ranges), doubtful)
 
     @property
     def expects_stragglers(self) -> bool:

@@ -64,7 +64,8 @@ class Claimant:
         await self.rows.release(self.relay, {slot: self.epochs[slot] for slot in slots}, {}, leave)
 
     async def glance(self) -> set[int]:
-        return set(await self.rows.glance([Range(slot, 0, 1) for slot in ALL_SLOTS]))
+        found = await self.rows.glance([Range(slot, 0, 1) for slot in ALL_SLOTS])
+        return {*found.seen, *found.doubtful}
 
 
 async def claimant(store: Store, relay: str = "relay-1") -> Claimant:

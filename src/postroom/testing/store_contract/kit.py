@@ -90,7 +90,7 @@ async def fetch_all(store: Store) -> list[Message]:
 
 
 async def glance(store: Store, after: int = 0) -> Collection[int]:
-    return await store.glance([Range(slot, after, 1) for slot in ALL_SLOTS])
+    return (await store.glance([Range(slot, after, 1) for slot in ALL_SLOTS])).seen
 
 
 async def read_parked(store: Store, gate: Gate) -> list[Message]:
