@@ -2,8 +2,8 @@
 
 Writers commit messages, and in the same transaction a note of each. Relays deliver them while they, the writers, the
 database, the broker and the network between them are killed, frozen and cut. A consumer writes down what arrives. At
-the end a judge that knows nothing of Postroom compares. The last line printed is one JSON object; exit status 0 means
-that every promise held.
+the end a judge that knows nothing of Postroom compares. The last line printed is one JSON object. Exit status: 0 if
+every promise held, 1 if one was broken, 2 if the harness itself did not work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -46,12 +47,23 @@ def main() -> None:
     try:
         report = run(plan, folder, arguments.broken)
     except ServerUnavailable as error:
+        remove(folder, arguments.keep)
         parser.error(str(error))
-    finally:
-        if not arguments.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    except Exception:
+        traceback.print_exc()
+        print(f"This says nothing of Postroom: the harness failed. What there is, is in {folder}", file=sys.stderr)
+        sys.exit(2)
+    if report["ok"]:
+        remove(folder, arguments.keep)
+    else:
+        print(f"What everybody wrote down is in {folder}", file=sys.stderr)
     print(json.dumps(report))
     sys.exit(0 if report["ok"] else 1)
+
+
+def remove(folder: Path, kept: str | None) -> None:
+    if kept is None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(plan: Plan, folder: Path, broken: str | None) -> dict[str, Any]:
@@ -62,9 +74,10 @@ def run(plan: Plan, folder: Path, broken: str | None) -> dict[str, Any]:
         screen.conclude(verdict)
     return {
         **describe(plan, stage, broken),
-        **{name: value for name, value in asdict(verdict).items() if name != "recoveries"},
+        **{name: value for name, value in asdict(verdict).items() if name not in ("recoveries", "duplicates_of")},
         "ok": not verdict.violations,
         "violations": verdict.violations,
+        "caught": None if broken is None else is_caught(broken, verdict),
         "faults": faults(stage, verdict),
     }
 
@@ -90,10 +103,17 @@ def faults(stage: Stage, verdict: Verdict) -> list[dict[str, Any]]:
         {
             "kind": fault.kind,
             "seconds": round(fault.end - fault.begin, 1),
+            "happened": fault.happened,
+            "duplicates": duplicates,
             "recovered_in": None if recovered is None else round(recovered, 2),
         }
-        for fault, recovered in zip(stage.faults, verdict.recoveries, strict=True)
+        for fault, duplicates, recovered in zip(stage.faults, verdict.duplicates_of, verdict.recoveries, strict=True)
     ]
+
+
+def is_caught(broken: str, verdict: Verdict) -> bool:
+    """By what it does, and not because nothing works at all."""
+    return verdict.delivered > 0 and any(found.startswith(BREAKS[broken].finds) for found in verdict.violations)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -108,7 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=minutes, default=1.0, help="how long things are broken")
     parser.add_argument("--seed", type=int, help="draw the same faults again")
     parser.add_argument("--break", dest="broken", choices=list(BREAKS), help="a relay that is broken on purpose")
-    parser.add_argument("--keep", metavar="FOLDER", help="keep what everybody wrote down there")
+    parser.add_argument("--keep", metavar="FOLDER", help="what everybody writes down, kept there in any case")
     return parser
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from postroom import Message
 from postroom.errors import PostroomError
@@ -17,6 +17,15 @@ from postroom.relay.plan import Plan
 from postroom.relay.reading import Reading
 
 from .troubles import Part
+
+
+def replace(owner: Any, **functions: Any) -> None:
+    """A name that is not there would break nothing."""
+    for name, function in functions.items():
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner.__name__} has no {name} to break")
+        setattr(owner, name, function)
+
 
 LAG = 0.5
 """Seconds after which one that settles first gets to send."""
@@ -76,8 +85,7 @@ def count_outage(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:
     def is_not_to_blame(breaker: object, *details: object) -> bool:
         return False
 
-    patched: Any = Breaker
-    patched.unavailable, patched.refused = is_to_blame, is_not_to_blame
+    replace(Breaker, unavailable=is_to_blame, refused=is_not_to_blame)
     return store, publisher
 
 
@@ -92,8 +100,7 @@ def ignore_holds(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:
         finally:
             plan.held = held
 
-    patched: Any = Reading
-    patched._admit = admit_anyway
+    replace(Reading, _admit=admit_anyway)
     return store, publisher
 
 
@@ -107,10 +114,8 @@ def no_fencing(store: Store, publisher: Publisher) -> tuple[Store, Publisher]:
     def lose(owner: object, numbers: Iterable[int]) -> None:
         pass
 
-    keeper: Any = LeaseKeeper
-    plan: Any = Plan
-    keeper._note_renewed, keeper._lose = note_renewed, lose
-    plan.lose = lose
+    replace(LeaseKeeper, _note_renewed=note_renewed, _lose=lose)
+    replace(Plan, lose=lose)
     return store, publisher
 
 
@@ -126,12 +131,18 @@ def naive_order(store: Any, publisher: Publisher) -> tuple[Store, Publisher]:
     return store, publisher
 
 
-BREAKS: dict[str, Callable[[Store, Publisher], tuple[Store, Publisher]]] = {
-    "settle-first": settle_first,
-    "ignore-holds": ignore_holds,
-    "no-fencing": no_fencing,
-    "count-outage": count_outage,
-    "naive-order": naive_order,
+class Break(NamedTuple):
+    apply: Callable[[Store, Publisher], tuple[Store, Publisher]]
+    finds: str
+    """The violation by which it must be found."""
+
+
+BREAKS = {
+    "settle-first": Break(settle_first, "lost"),
+    "ignore-holds": Break(ignore_holds, "reordered"),
+    "no-fencing": Break(no_fencing, "stale"),
+    "count-outage": Break(count_outage, "dead by outage"),
+    "naive-order": Break(naive_order, "reordered"),
 }
 
 IMPOSSIBLE: dict[str, Collection[str]] = {"naive-order": {"sqlite"}}

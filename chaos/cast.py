@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,16 @@ GRACE = 20.0
 class Player:
     def __init__(self, name: str, module: str, orders: Any, log: Path) -> None:
         self.name = name
+        self.module = module
         self._log = log
+        self._was_ended = False
+        """By us."""
+        self._is_unwilling = False
+        """It did not stop when it was asked to."""
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"{__package__}.{module}", json.dumps(asdict(orders))],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end is ours: see parent.py
                 stdout=errors,
                 stderr=errors,
                 cwd=ROOT.parent,
@@ -36,6 +39,19 @@ class Player:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def failure(self) -> str | None:
+        """What it did that nobody asked for."""
+        status = self._process.poll()
+        if self._is_unwilling:
+            return f"{self.name} did not stop within {GRACE:g} s"
+        if status is None or self._was_ended:
+            return None
+        return f"{self.name} ended with status {status}"
+
+    def has_said(self, words: str) -> bool:
+        return words in self._log.read_text(errors="replace")
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 
@@ -43,21 +59,26 @@ class Player:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
+        self._was_ended = self._was_ended or self.is_running
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
         """Ask it to; after a while, make it."""
+        was_running = self.is_running
         self.thaw()
         self._signal(signal.SIGTERM)
         try:
-            self._process.wait(GRACE)
+            status = self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
+            self._is_unwilling = True
             self.kill()
+        else:
+            too_early = status == -signal.SIGTERM and not self._log.stat().st_size  # before it could listen
+            self._was_ended = self._was_ended or (was_running and (status == 0 or too_early))
 
     def last_words(self, lines: int = 15) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, number)
+        self._process.send_signal(number)  # which looks whether it is still there

@@ -4,13 +4,15 @@ works: no import of it, none of the harness."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 AFTERMATH = 2.0
 """Seconds after a fault in which what was under way when it began may still arrive."""
+UNSETTLED = 3.0
+"""Seconds for which what has arrived may not be settled yet."""
 
 Mood = Literal["good", "moody", "poison"]
 
@@ -21,9 +23,13 @@ class Committed(NamedTuple):
     id: str
     key: str | None
     number: int | None
-    """Its place among those of its key, if the writer held a lock; None if it asked for a sequence instead."""
+    """Its place among those of its key, if the writer knows it: it held a lock."""
     mood: str
     """`poison`: the destination never takes it. `moody`: at times it does not."""
+    has_sequence: bool = False
+    """The outbox was asked to number it."""
+    at: float = 0.0
+    """When the writer was about to commit it."""
 
 
 class Arrival(NamedTuple):
@@ -37,6 +43,8 @@ class Arrival(NamedTuple):
     epoch: int
     is_again: bool = False
     """The consumer may have seen this very copy before: the destination says so."""
+    said: tuple[str, str | None] = ("", None)
+    """Id and key, as the content has them."""
 
 
 class Fault(NamedTuple):
@@ -47,6 +55,8 @@ class Fault(NamedTuple):
     """How many relays may have had something under way that they cannot tell the end of."""
     makes_stale: bool
     """Whether what a relay had under way may arrive after another has taken its place."""
+    happened: bool = True
+    """It had something to break."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,8 @@ class History:
     faults: Sequence[Fault]
     in_flight: int
     """What one relay may have under way at most."""
+    failures: Sequence[str] = ()
+    """Relays that ended by themselves, or did not end well when they were asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +88,26 @@ class Verdict:
     dead_by_outage: int
     """Dead, though the destination would have taken them."""
     undead: int
-    """Poison that neither died nor waits."""
+    """Poison that was delivered."""
+    corrupted: int
+    """Arrived with the content, or the key, of another."""
     duplicates: int
     duplicates_allowed: int
     """As many as were under way when something broke, at most."""
+    duplicates_of: list[int]
+    """By fault."""
+    duplicates_unexplained: int
+    """More than one fault can make, or at a time when there was none."""
     crashes: int
     waiting: int
+    failures: list[str]
     largest_gap: float
     """Seconds without any arrival."""
+    largest_delay: float
+    """Seconds from a commit to the first arrival."""
     recoveries: list[float | None]
-    """For each fault: seconds from its end to the next new message."""
+    """For each fault: seconds from its end until all that had been committed by then had arrived; None if another fault
+    came in between, or nothing happened."""
     examples: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     @property
@@ -97,8 +119,10 @@ class Verdict:
             "stale": self.stale,
             "dead by outage": self.dead_by_outage,
             "poison delivered": self.undead,
+            "corrupted": self.corrupted,
             "stuck": self.waiting,
-            "duplicates beyond what was in flight": max(0, self.duplicates - self.duplicates_allowed),
+            "duplicates beyond what was in flight": self.duplicates_unexplained,
+            "relays that failed": len(self.failures),
         }
         found = [f"{name} {number}" for name, number in wrong.items() if number]
         return found if self.delivered else [*found, "nothing was delivered at all"]
@@ -108,29 +132,36 @@ def judge(history: History) -> Verdict:
     committed = {message.id: message for message in history.committed}
     arrivals = without_repetitions(history.arrivals)
     firsts = first_of_each(arrivals)
-    delivered = {arrival.id for arrival in firsts}
     poison = {message.id for message in history.committed if message.mood == "poison"}
-    lost = committed.keys() - delivered - history.dead - poison
-    phantom = delivered - committed.keys()
+    lost = committed.keys() - firsts.keys() - history.dead
+    phantom = firsts.keys() - committed.keys()
     reordered = [*overtaken(firsts, committed), *gaps_in_sequences(firsts, committed, history.dead)]
     stale = excess_of_stale(arrivals, history)
     dead_by_outage = history.dead - poison
+    corrupted = mixed_up(arrivals, committed)
+    excuses, unexplained = explain_duplicates(arrivals, firsts, history)
+    delays = [arrival.at - committed[id].at for id, arrival in firsts.items() if id in committed]
     return Verdict(
         committed=len(committed),
-        delivered=len(delivered),
+        delivered=len(firsts),
         lost=len(lost),
         phantom=len(phantom),
         reordered=len(reordered),
         stale=len(stale),
         dead=len(history.dead),
         dead_by_outage=len(dead_by_outage),
-        undead=len(poison & delivered),
+        undead=len(poison & firsts.keys()),
+        corrupted=len(corrupted),
         duplicates=len(arrivals) - len(firsts),
-        duplicates_allowed=sum(fault.relays for fault in history.faults) * history.in_flight,
-        crashes=sum(fault.relays > 0 for fault in history.faults),
+        duplicates_allowed=excuses.allowed,
+        duplicates_of=excuses.taken,
+        duplicates_unexplained=len(unexplained),
+        crashes=sum(fault.happened and fault.relays > 0 for fault in history.faults),
         waiting=history.waiting,
+        failures=list(history.failures),
         largest_gap=largest_gap(arrivals),
-        recoveries=[recovery(fault, firsts) for fault in history.faults],
+        largest_delay=max(delays, default=0.0),
+        recoveries=[recovery(fault, history.faults, firsts, committed) for fault in history.faults],
         examples={
             name: sorted(ids)[:10]
             for name, ids in {
@@ -139,10 +170,35 @@ def judge(history: History) -> Verdict:
                 "reordered": reordered,
                 "stale": stale,
                 "dead by outage": dead_by_outage,
+                "corrupted": corrupted,
+                "duplicates": unexplained,
             }.items()
             if ids
         },
     )
+
+
+class Excuses:
+    """For what a fault may bring about: something at a time near to it, and no more than the relays that it hit may
+    have had under way."""
+
+    def __init__(self, faults: Sequence[Fault], in_flight: int, before: float) -> None:
+        self._faults = faults
+        self._before = before
+        self._left = [fault.relays * in_flight if fault.happened else 0 for fault in faults]
+        self._soonest_over = sorted(range(len(faults)), key=lambda number: faults[number].end)
+        self.allowed = sum(self._left)
+        self.taken = [0] * len(faults)
+
+    def take(self, at: float) -> bool:
+        """Whether there is one left. That which is good for the shortest time is taken."""
+        for number in self._soonest_over:
+            fault = self._faults[number]
+            if self._left[number] and fault.begin - self._before <= at <= fault.end + AFTERMATH:
+                self._left[number] -= 1
+                self.taken[number] += 1
+                return True
+        return False
 
 
 def without_repetitions(arrivals: Iterable[Arrival]) -> list[Arrival]:
@@ -156,43 +212,54 @@ def without_repetitions(arrivals: Iterable[Arrival]) -> list[Arrival]:
     return kept
 
 
-def first_of_each(arrivals: Iterable[Arrival]) -> list[Arrival]:
+def first_of_each(arrivals: Iterable[Arrival]) -> dict[str, Arrival]:
+    """By id, in the order in which they came."""
     firsts: dict[str, Arrival] = {}
     for arrival in arrivals:
         firsts.setdefault(arrival.id, arrival)
-    return list(firsts.values())
+    return firsts
 
 
-def overtaken(firsts: Iterable[Arrival], committed: dict[str, Committed]) -> list[str]:
+def mixed_up(arrivals: Iterable[Arrival], committed: Mapping[str, Committed]) -> set[str]:
+    """Those whose content, or key, is not their own."""
+    return {
+        arrival.id
+        for arrival in arrivals
+        if (message := committed.get(arrival.id)) and (arrival.key != message.key or arrival.said != message[:2])
+    }
+
+
+def overtaken(firsts: Mapping[str, Arrival], committed: Mapping[str, Committed]) -> list[str]:
     """Messages that came after a later one of their key. Two of one transaction have an order, too."""
     newest: dict[str, int] = {}
     late: list[str] = []
-    for arrival in firsts:
-        message = committed.get(arrival.id)
+    for id in firsts:
+        message = committed.get(id)
         if message is None or message.key is None or message.number is None:
             continue
         if message.number < newest.get(message.key, 0):
-            late.append(arrival.id)
+            late.append(id)
         newest[message.key] = max(newest.get(message.key, 0), message.number)
     return late
 
 
-def gaps_in_sequences(firsts: Iterable[Arrival], committed: dict[str, Committed], dead: frozenset[str]) -> list[str]:
-    """Where a sequence was asked for: each must be the next one of its key, unless that is dead."""
+def gaps_in_sequences(
+    firsts: Mapping[str, Arrival], committed: Mapping[str, Committed], dead: frozenset[str]
+) -> list[str]:
+    """Where a sequence was asked for: each must be the next one of its key, unless that is dead. Nobody deletes a
+    counter here, so nobody may begin another generation."""
     numbers: dict[str, list[tuple[tuple[int, int], str]]] = defaultdict(list)
-    for arrival in firsts:
-        message = committed.get(arrival.id)
-        if message is not None and message.key is not None and message.number is None:
-            numbers[message.key].append((arrival.sequence or (0, 0), arrival.id))
+    for id, arrival in firsts.items():
+        message = committed.get(id)
+        if message is not None and message.key is not None and message.has_sequence:
+            numbers[message.key].append((arrival.sequence or (0, 0), id))
     holes = Counter(committed[id].key for id in dead if id in committed)
     wrong: list[str] = []
     for key, sent in numbers.items():
-        missing = 0
-        generation, last = sent[0][0][0], 0
-        for (new_generation, number), id in sent:
-            if new_generation != generation:
-                generation, last = new_generation, 0
-            if number <= last:
+        missing = last = 0
+        generation = sent[0][0][0]
+        for (its_generation, number), id in sent:
+            if number <= last or its_generation != generation:
                 wrong.append(id)
             missing += max(0, number - last - 1)
             last = max(last, number)
@@ -204,22 +271,26 @@ def gaps_in_sequences(firsts: Iterable[Arrival], committed: dict[str, Committed]
 def excess_of_stale(arrivals: Iterable[Arrival], history: History) -> list[str]:
     """Sent by a former owner after its successor has sent something of the same key. What was on its way when it lost
     its slots may arrive, soon after the fault is over, and no more of it than was under way."""
-    excuses = [fault for fault in history.faults if fault.makes_stale]
-    left = [fault.relays * history.in_flight for fault in excuses]
+    excuses = Excuses([fault for fault in history.faults if fault.makes_stale], history.in_flight, 0.0)
     newest: dict[str, int] = {}
     wrong: list[str] = []
     for arrival in arrivals:
         if arrival.key is None:
             continue
-        if arrival.epoch < newest.get(arrival.key, 0):
-            for number, fault in enumerate(excuses):
-                if left[number] and fault.begin <= arrival.at <= fault.end + AFTERMATH:
-                    left[number] -= 1
-                    break
-            else:
-                wrong.append(arrival.id)
+        if arrival.epoch < newest.get(arrival.key, 0) and not excuses.take(arrival.at):
+            wrong.append(arrival.id)
         newest[arrival.key] = max(newest.get(arrival.key, 0), arrival.epoch)
     return wrong
+
+
+def explain_duplicates(
+    arrivals: Iterable[Arrival], firsts: Mapping[str, Arrival], history: History
+) -> tuple[Excuses, list[str]]:
+    """A second copy means that nobody knew of the first when something broke: so the first came not long before that.
+    When the second comes is another matter, as more may be broken meanwhile."""
+    excuses = Excuses(history.faults, history.in_flight, UNSETTLED)
+    copies = (arrival for arrival in arrivals if arrival is not firsts[arrival.id])
+    return excuses, [copy.id for copy in copies if not excuses.take(firsts[copy.id].at)]
 
 
 def largest_gap(arrivals: Sequence[Arrival]) -> float:
@@ -227,5 +298,12 @@ def largest_gap(arrivals: Sequence[Arrival]) -> float:
     return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 
-def recovery(fault: Fault, firsts: Iterable[Arrival]) -> float | None:
-    return next((arrival.at - fault.end for arrival in firsts if arrival.at >= fault.end), None)
+def recovery(
+    fault: Fault, faults: Iterable[Fault], firsts: Mapping[str, Arrival], committed: Mapping[str, Committed]
+) -> float | None:
+    if not fault.happened:
+        return None
+    waited_for = (arrival.at for id, arrival in firsts.items() if id in committed and committed[id].at <= fault.end)
+    over = max(waited_for, default=fault.end)
+    is_mixed = any(other is not fault and other.begin < over and other.end > fault.begin for other in faults)
+    return None if is_mixed else max(0.0, over - fault.end)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from urllib.parse import urlsplit
 
 from .checker import Arrival
+from .parent import end_with_parent
 
 PAUSE = 0.02
 """Seconds between two looks at a file."""
@@ -39,7 +40,8 @@ async def from_file(orders: Orders) -> AsyncIterator[Arrival]:
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     with suppress(ValueError):  # whoever wrote this was killed in the middle of it
-                        yield arrival(json.loads(line)["headers"])
+                        record = json.loads(line)
+                        yield arrival(record["headers"], record["payload"])
             else:
                 await asyncio.sleep(PAUSE)
 
@@ -62,7 +64,8 @@ async def from_kafka(orders: Orders) -> AsyncIterator[Arrival]:
             async for record in consumer:
                 if record.offset >= offsets.get(record.partition, 0):
                     offsets[record.partition] = record.offset + 1
-                    yield arrival({name: value.decode() for name, value in record.headers})
+                    headers = {name: value.decode() for name, value in record.headers}
+                    yield arrival(headers, json.loads(record.value or b"{}"))
         except (KafkaError, OSError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(PATIENCE)
@@ -82,7 +85,7 @@ async def from_amqp(orders: Orders) -> AsyncIterator[Arrival]:
                 queue = await channel.get_queue(orders.place)
                 async with queue.iterator() as messages:
                     async for message in messages:
-                        yield arrival(message.headers, is_again=bool(message.redelivered))
+                        yield arrival(message.headers, json.loads(message.body), is_again=bool(message.redelivered))
                         await message.ack()
         except (TimeoutError, AMQPError, OSError, RuntimeError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -93,7 +96,7 @@ PARTITIONS = 4
 READERS = {"file": from_file, "kafka": from_kafka, "amqp": from_amqp}
 
 
-def arrival(headers: Mapping[str, Any], *, is_again: bool = False) -> Arrival:
+def arrival(headers: Mapping[str, Any], payload: Mapping[str, Any], *, is_again: bool = False) -> Arrival:
     """From what any consumer of Postroom's messages can see."""
     number, generation = headers.get("postroom-sequence"), headers.get("postroom-generation")
     return Arrival(
@@ -103,6 +106,7 @@ def arrival(headers: Mapping[str, Any], *, is_again: bool = False) -> Arrival:
         None if number is None else (int(generation or 0), int(number)),
         int(headers["postroom-epoch"]),
         is_again,
+        (payload["id"], payload["key"]),
     )
 
 
@@ -119,8 +123,8 @@ def read_log(path: Path) -> list[Arrival]:
     lines = path.read_text().split("\n")[:-1]
     arrivals: list[Arrival] = []
     for line in lines:
-        at, id, key, sequence, epoch, is_again = json.loads(line)
-        arrivals.append(Arrival(at, id, key, tuple(sequence) if sequence else None, epoch, is_again))
+        at, id, key, sequence, epoch, is_again, said = json.loads(line)
+        arrivals.append(Arrival(at, id, key, tuple(sequence) if sequence else None, epoch, is_again, tuple(said)))
     return arrivals
 
 
@@ -133,4 +137,5 @@ async def run(orders: Orders) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     asyncio.run(run(Orders(**json.loads(sys.argv[1]))))

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url, text, update
 from sqlalchemy.orm import Session
 
 from postroom import Message, Outbox
 
-from .ledger import Truth, engine_for
+from .ledger import COLUMNS, Truth, engine_for
 
 PLACEHOLDER = re.compile(r":(\w+)")
 
@@ -24,16 +24,28 @@ class TakenBack(Exception):
 
 
 class Hand(ABC):
+    kind: str
+    writes_at_once: bool
+    """Whether a message is in the database as soon as it is added, or at the commit."""
+
     @abstractmethod
     def number(self, key: str, count: int) -> int:
         """Lock a key until the end of the transaction, and count that many messages; the number of the last one."""
 
     @abstractmethod
-    def add(self, outbox: Outbox, messages: list[Message], truths: list[Truth]) -> None: ...
+    def add(self, outbox: Outbox, messages: list[Message]) -> None: ...
+
+    @abstractmethod
+    def note(self, truths: list[Truth]) -> None:
+        """Write down, in the ledger, what was added."""
 
     @abstractmethod
     def savepoint(self) -> Any:
         """A block that may be taken back alone."""
+
+    @abstractmethod
+    def stamp(self, ids: list[str], at: float) -> None:
+        """Note when these are committed, as far as they are still there."""
 
     @abstractmethod
     def commit(self) -> None: ...
@@ -46,6 +58,9 @@ class Hand(ABC):
 
 
 class SessionHand(Hand):
+    kind = "session"
+    writes_at_once = False
+
     def __init__(self, url: str) -> None:
         self._engine = engine_for(url)
         self._session = Session(self._engine)
@@ -55,13 +70,19 @@ class SessionHand(Hand):
         self._session.execute(text("UPDATE chaos_keys SET number = number + :count WHERE name = :key"), values)
         return self._session.scalar(text("SELECT number FROM chaos_keys WHERE name = :key"), values)
 
-    def add(self, outbox: Outbox, messages: list[Message], truths: list[Truth]) -> None:
-        self._session.add_all(truths)
+    def add(self, outbox: Outbox, messages: list[Message]) -> None:
         for message in messages:
             outbox.add(self._session, message)
 
+    def note(self, truths: list[Truth]) -> None:
+        self._session.add_all(truths)
+
     def savepoint(self) -> Any:
         return self._session.begin_nested()
+
+    def stamp(self, ids: list[str], at: float) -> None:
+        self._session.flush()
+        self._session.execute(update(Truth).where(Truth.id.in_(ids)).values(at=at))
 
     def commit(self) -> None:
         self._session.commit()
@@ -75,6 +96,9 @@ class SessionHand(Hand):
 
 
 class DriverHand(Hand):
+    kind = "driver"
+    writes_at_once = True
+
     def __init__(self, url: str) -> None:
         self._connection, self._is_named = connect(url)
         self._is_open = False
@@ -84,12 +108,16 @@ class DriverHand(Hand):
         self._run("UPDATE chaos_keys SET number = number + :count WHERE name = :key", values)
         return self._run("SELECT number FROM chaos_keys WHERE name = :key", values).fetchone()[0]
 
-    def add(self, outbox: Outbox, messages: list[Message], truths: list[Truth]) -> None:
+    def add(self, outbox: Outbox, messages: list[Message]) -> None:
         self._begin()
         outbox.add_many(self._connection, messages)
+
+    def note(self, truths: list[Truth]) -> None:
+        names = ", ".join(COLUMNS)
+        values = ", ".join(f":{name}" for name in COLUMNS)
         for truth in truths:
-            values = {"id": truth.id, "name": truth.name, "number": truth.number, "mood": truth.mood}
-            self._run("INSERT INTO chaos_truth (id, name, number, mood) VALUES (:id, :name, :number, :mood)", values)
+            row = {name: getattr(truth, name) for name in COLUMNS}
+            self._run(f"INSERT INTO chaos_truth ({names}) VALUES ({values})", row)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -100,6 +128,10 @@ class DriverHand(Hand):
             self._run("ROLLBACK TO SAVEPOINT part")
             raise
         self._run("RELEASE SAVEPOINT part")
+
+    def stamp(self, ids: list[str], at: float) -> None:
+        for id in ids:
+            self._run("UPDATE chaos_truth SET at = :at WHERE id = :id", {"at": at, "id": id})
 
     def commit(self) -> None:
         self._connection.commit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Engine, String, create_engine, event, insert, text
+from sqlalchemy import Double, Engine, String, create_engine, event, insert, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from .checker import Committed
@@ -34,10 +34,18 @@ class Truth(Base):
     name: Mapped[str | None] = mapped_column(String(NAME))
     number: Mapped[int | None]
     mood: Mapped[str] = mapped_column(String(NAME))
+    has_sequence: Mapped[bool]
+    hand: Mapped[str] = mapped_column(String(NAME))
+    """Which kind of writer it is of."""
+    at: Mapped[float] = mapped_column(Double)
+    """When it was about to be committed."""
 
 
-def key_name(number: int) -> str:
-    return f"key-{number}"
+COLUMNS = tuple(Truth.__table__.columns.keys())
+
+
+def key_name(number: int, *, strict: bool = False) -> str:
+    return f"{'strict' if strict else 'key'}-{number}"
 
 
 def engine_for(url: str) -> Engine:
@@ -56,12 +64,22 @@ def _leave_transactions_to_us(connection: Any, _: object) -> None:
 def furnish(engine: Engine, keys: int) -> None:
     Base.metadata.create_all(engine)
     with engine.begin() as connection:
-        connection.execute(insert(Key), [{"name": key_name(number), "number": 0} for number in range(keys)])
+        names = [key_name(number, strict=strict) for number in range(keys) for strict in (False, True)]
+        connection.execute(insert(Key), [{"name": name, "number": 0} for name in names])
 
 
 def read_committed(engine: Engine) -> list[Committed]:
     with engine.connect() as connection:
-        return [Committed(*row) for row in connection.execute(text("SELECT id, name, number, mood FROM chaos_truth"))]
+        rows = connection.execute(text("SELECT id, name, number, mood, has_sequence, at FROM chaos_truth"))
+        return [Committed(*row)._replace(has_sequence=bool(row.has_sequence)) for row in rows]
+
+
+def kinds_of_writing(engine: Engine) -> set[tuple[str, str]]:
+    """Which kinds of writers committed, and with which order."""
+    order = "CASE WHEN name IS NULL THEN 'none' WHEN has_sequence THEN 'strict' ELSE 'locked' END"
+    with engine.connect() as connection:
+        rows = connection.execute(text(f"SELECT DISTINCT hand, {order} FROM chaos_truth"))
+        return {(hand, kind) for hand, kind in rows}
 
 
 def read_dead(engine: Engine) -> frozenset[str]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .parent import end_with_parent
+
 BATCH = 20
 WORKERS = 4
 IN_FLIGHT = WORKERS * 2 * BATCH
 """Messages that a relay may have under way: two batches for each of its workers."""
+AT_WORK = "at work"
+"""Said as soon as it has slots."""
 SETTINGS: dict[str, Any] = {
     "batch_size": BATCH,
     "workers": WORKERS,
@@ -36,6 +41,7 @@ class Orders:
 
 async def run(orders: Orders) -> None:
     from postroom import Outbox, Relay, registry
+    from postroom.events import Event, LeasesTaken
     from postroom.relay.wiring import store_for
 
     from . import breaks
@@ -46,11 +52,19 @@ async def run(orders: Orders) -> None:
     )
     store = store_for(orders.url, Outbox())
     if orders.broken is not None:
-        store, publisher = breaks.BREAKS[orders.broken](store, publisher)
-    await Relay(store, publisher, **SETTINGS).run(handle_signals=True)
+        store, publisher = breaks.BREAKS[orders.broken].apply(store, publisher)
+
+    class Teller:
+        def notice(self, event: Event) -> None:
+            if isinstance(event, LeasesTaken):
+                print(AT_WORK, flush=True)
+
+    await Relay(store, publisher, observers=[Teller()], **SETTINGS).run(handle_signals=True)
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the relay listens itself
+    end_with_parent()
     orders = Orders(**json.loads(sys.argv[1]))
     if orders.clock_is_wrong_by:
         from tests.acceptance.servers.wrong_clock import set_clock_wrong

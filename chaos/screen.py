@@ -34,6 +34,8 @@ class Screen:
         )
         self._console.print(f"BROKEN: {'; '.join(found)}" if found else "ok", style="red" if found else "green")
         self._console.print(facts, markup=False)
+        for failure in verdict.failures:
+            self._console.print(failure, markup=False)
 
     def __enter__(self) -> Self:
         plan = self._plan

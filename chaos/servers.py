@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import psutil
 
 from tests.proxy import Proxy
+from tests.services import ServerUnavailable, places
 from tests.services.databases import at_database
 from tests.services.kafka import Kafka
 from tests.services.places import locked
@@ -26,6 +29,18 @@ GRACEFUL = {"postgresql-15": signal.SIGINT}
 """How to ask a server to shut down, if not by SIGTERM: this one would wait for its clients."""
 
 
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Within, nobody else has the server of that name."""
+    places.ROOT.mkdir(exist_ok=True)
+    with open(places.ROOT / f"{name}.run.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServerUnavailable(f"another run in this folder uses {name}: wait until it has ended") from None
+        yield
+
+
 class Machine:
     """A server, and the network between it and the relays."""
 
@@ -36,6 +51,8 @@ class Machine:
         self.proxy: Proxy
 
     def start(self, stack: ExitStack) -> None:
+        stack.enter_context(alone(self._private.server.name))
+        self._private.stop()  # a run that was killed may have left it
         stack.callback(self._private.stop)
         self.address = self._private.start()
         self.proxy = stack.enter_context(self._network())
@@ -43,6 +60,10 @@ class Machine:
     @property
     def version(self) -> str:
         return self._private.server.ask_version(self.address)
+
+    @property
+    def is_running(self) -> bool:
+        return running(self._private.folder) is not None
 
     def kill(self) -> None:
         """It and its children: kill -9."""

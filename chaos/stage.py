@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from . import checker, consumer, relay, writer
 from .cast import Player
 from .checker import History
 from .hands import connect
-from .ledger import count_waiting, engine_for, furnish, read_committed, read_dead
+from .ledger import count_waiting, engine_for, furnish, kinds_of_writing, read_committed, read_dead
 from .plan import KEYS, RELAYS, Fault, Plan
 from .servers import PLACE, DatabaseMachine, Machine, broker_for, database_for, make_place
 from .troubles import DOWN, REFUSING
@@ -31,13 +32,29 @@ LOOK = 0.2
 DRAIN = 180.0
 """Seconds that everything may take to arrive once nothing is broken any more."""
 SETTLED = 6.0
-"""Seconds without an arrival, after which nothing more is expected."""
+"""Seconds without an arrival, after which nothing more is expected if nothing is missing."""
+PATIENCE = 30.0
+"""The same if something is."""
+START = 10.0
+"""Seconds that a relay, or the database, has to be there."""
+
+HANDS = ("session", "driver")
 
 Say = Callable[[str], None]
 
 
 class Mishap(Exception):
     """The harness itself did not work."""
+
+
+@dataclass(slots=True)
+class Deed:
+    """What a fault has come to."""
+
+    happened: bool = True
+    relays: int = 0
+    """Hit by it, with something under way."""
+    makes_stale: bool = False
 
 
 class Stage:
@@ -59,7 +76,7 @@ class Stage:
     async def play(self) -> History:
         with ExitStack() as stack:
             self._switches.mkdir(parents=True)
-            await asyncio.to_thread(self._start_servers, stack)
+            await finish(self._start_servers, stack)
             engine = engine_for(self._url("psycopg", "pymysql"))
             stack.callback(engine.dispose)
             await self._make_tables(engine)
@@ -113,7 +130,7 @@ class Stage:
             "storm": self._storm,
             "kill writer": self._kill_writer,
             "hold snapshot": self._hold_snapshot,
-            "down": self._switch(DOWN),
+            "down": self._switch(DOWN) if self._broker is None else self._shut_broker,
             "refuse": self._switch(REFUSING),
         }
         if fault.kind in act:
@@ -125,25 +142,27 @@ class Stage:
         await self._break_machine(fault, verb, noun, machine)
 
     @asynccontextmanager
-    async def _fault(
-        self, fault: Fault, target: str, *, relays: int = 0, makes_stale: bool = False
-    ) -> AsyncIterator[None]:
+    async def _fault(self, fault: Fault, target: str) -> AsyncIterator[Deed]:
         async with self._turns[target]:
-            begin = time.time()
+            begin, deed = time.time(), Deed()
             self._say(f"{fault.kind}{f': {target}' if target not in fault.kind else ''}, {fault.seconds:.1f} s")
-            yield
-            self.faults.append(checker.Fault(fault.kind, begin, time.time(), relays, makes_stale))
+            yield deed
+            self.faults.append(
+                checker.Fault(fault.kind, begin, time.time(), deed.relays, deed.makes_stale, deed.happened)
+            )
 
     async def _kill_relay(self, fault: Fault) -> None:
         number = fault.choice % RELAYS
-        async with self._fault(fault, f"relay {number + 1}", relays=1):
+        async with self._fault(fault, f"relay {number + 1}") as deed:
+            deed.relays, deed.happened = 1, self._relays[number].is_running
             await asyncio.to_thread(self._relays[number].kill)
             await asyncio.sleep(fault.seconds)
             self._relays[number] = self._start_relay(f"relay {number + 1}")
 
     async def _freeze_relay(self, fault: Fault) -> None:
         number = fault.choice % RELAYS
-        async with self._fault(fault, f"relay {number + 1}", relays=1, makes_stale=True):
+        async with self._fault(fault, f"relay {number + 1}") as deed:
+            deed.relays, deed.makes_stale, deed.happened = 1, True, self._relays[number].is_running
             self._relays[number].freeze()
             await asyncio.sleep(fault.seconds)
             self._relays[number].thaw()
@@ -151,34 +170,38 @@ class Stage:
     async def _restart_with_wrong_clock(self, fault: Fault) -> None:
         number = fault.choice % RELAYS
         wrong_by = WRONG_BY if fault.choice % 4 < 2 else -WRONG_BY
-        async with self._fault(fault, f"relay {number + 1}"):
+        async with self._fault(fault, f"relay {number + 1}") as deed:
             await asyncio.to_thread(self._relays[number].stop)
-            self._relays[number] = self._start_relay(f"relay {number + 1}", wrong_by)
+            wrong = self._relays[number] = self._start_relay(f"relay {number + 1}", wrong_by)
+            deed.happened = await _until(lambda: wrong.has_said(relay.AT_WORK), START)
             await asyncio.sleep(fault.seconds)
-            await asyncio.to_thread(self._relays[number].stop)
+            await asyncio.to_thread(wrong.stop)
             self._relays[number] = self._start_relay(f"relay {number + 1}")
 
     async def _storm(self, fault: Fault) -> None:
-        async with self._fault(fault, "storm"):
+        async with self._fault(fault, "storm") as deed:
             extra = [self._start_relay(f"extra relay {number + 1}") for number in range(STORM)]
+            deed.happened = await _until(lambda: all(player.has_said(relay.AT_WORK) for player in extra), START)
             for player in extra:
                 await asyncio.sleep(fault.seconds / STORM)
                 await asyncio.to_thread(player.stop)
 
     async def _kill_writer(self, fault: Fault) -> None:
         number = fault.choice % len(self._writers)
-        async with self._fault(fault, f"writer {number + 1}"):
+        async with self._fault(fault, f"writer {number + 1}") as deed:
+            deed.happened = self._writers[number].is_running
             await asyncio.to_thread(self._writers[number].kill)
             await asyncio.sleep(fault.seconds)
             self._writers[number] = self._start_writer(number)
 
     async def _hold_snapshot(self, fault: Fault) -> None:
-        async with self._fault(fault, "snapshot"):
-            await asyncio.to_thread(self._hold, fault.seconds)
+        async with self._fault(fault, "snapshot") as deed:
+            deed.happened = await asyncio.to_thread(self._hold, fault.seconds)
 
-    def _hold(self, seconds: float) -> None:
-        """As long as the server lets us."""
-        with suppress(Exception), closing(connect(self._url("psycopg", "pymysql"))[0]) as connection:
+    def _hold(self, seconds: float) -> bool:
+        """As long as the server lets us. Whether it did at all."""
+        held = False
+        with suppress(Exception), closing(self._connect()) as connection:
             cursor = connection.cursor()
             cursor.execute(
                 {
@@ -189,7 +212,20 @@ class Stage:
             )
             cursor.execute("SELECT count(*) FROM chaos_truth")
             cursor.fetchall()
+            held = True
             time.sleep(seconds)
+        return held
+
+    def _connect(self) -> Any:
+        """The server may be away just now."""
+        end = time.monotonic() + START
+        while True:
+            try:
+                return connect(self._url("psycopg", "pymysql"))[0]
+            except Exception:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(LOOK)
 
     def _switch(self, name: str) -> Callable[[Fault], Awaitable[None]]:
         async def act(fault: Fault) -> None:
@@ -200,24 +236,48 @@ class Stage:
 
         return act
 
+    async def _shut_broker(self, fault: Fault) -> None:
+        assert self._broker is not None
+        async with self._fault(fault, "broker") as deed:
+            deed.relays = self._count_relays()
+            self._broker.proxy.shut()
+            await asyncio.sleep(fault.seconds)
+            self._broker.proxy.heal()
+
     async def _break_machine(self, fault: Fault, verb: str, noun: str, machine: Machine) -> None:
-        relays = sum("relay" in player.name and player.is_running for player in self._others)
-        async with self._fault(fault, noun, relays=relays, makes_stale=fault.kind == "stall broker"):
+        async with self._fault(fault, noun) as deed:
+            deed.relays = self._count_relays()
             match verb:
                 case "cut":
+                    deed.happened = machine.proxy.is_in_use
                     machine.proxy.cut()
                 case "stall":
-                    machine.proxy.freeze()
-                    await asyncio.sleep(fault.seconds)
-                    machine.proxy.heal()
+                    await self._stall(fault, noun, machine, deed)
                 case "swallow":
+                    machine.proxy.swallowed.clear()
                     machine.proxy.swallow_answers(lambda said, _: len(said) > 2_000)
                     await asyncio.sleep(fault.seconds)
                     machine.proxy.heal()
+                    deed.happened = machine.proxy.swallowed.is_set()
                 case _:
+                    deed.happened = machine.is_running
                     await asyncio.to_thread(machine.kill if verb == "kill" else machine.shut_down)
                     await asyncio.sleep(fault.seconds)
                     await asyncio.to_thread(machine.start_again)
+
+    async def _stall(self, fault: Fault, noun: str, machine: Machine, deed: Deed) -> None:
+        """At the end the network goes on with all that was said, or has lost it."""
+        goes_on = fault.choice % 2 == 0
+        deed.happened, deed.makes_stale = machine.proxy.is_in_use, goes_on and noun == "broker"
+        machine.proxy.freeze()
+        await asyncio.sleep(fault.seconds)
+        if goes_on:
+            machine.proxy.thaw()
+        else:
+            machine.proxy.heal()
+
+    def _count_relays(self) -> int:
+        return sum(player.module == "relay" and player.is_running for player in self._others)
 
     # --- after
 
@@ -228,6 +288,7 @@ class Stage:
         waiting = await self._drained(engine)
         self.drained_in = round(time.monotonic() - begin, 1)
         await asyncio.to_thread(self._stop, [*self._relays.values(), *self._others])
+        await asyncio.to_thread(self._look_for_mishaps, engine)
         committed = await asyncio.to_thread(read_committed, engine)
         (self._folder / "committed.jsonl").write_text("".join(f"{json.dumps(message)}\n" for message in committed))
         return History(
@@ -237,7 +298,16 @@ class Stage:
             waiting=waiting,
             faults=self.faults,
             in_flight=relay.IN_FLIGHT,
+            failures=[player.failure for player in self._others if player.module == "relay" and player.failure],
         )
+
+    def _look_for_mishaps(self, engine: Engine) -> None:
+        for player in self._others:
+            if player.module != "relay" and player.failure:
+                raise Mishap(f"{player.failure}. Its last words:\n{player.last_words()}")
+        expected = {(hand, order) for hand in HANDS for order in ("locked", "strict", "none")}
+        if missing := expected - kinds_of_writing(engine):
+            raise Mishap(f"nothing was committed by {', '.join(' '.join(kind) for kind in sorted(missing))} writers")
 
     async def _drained(self, engine: Engine) -> int:
         """Wait until nothing is left and nothing comes any more; how many are left when patience ends."""
@@ -247,9 +317,16 @@ class Stage:
             grown = self._arrivals.stat().st_size if self._arrivals.exists() else 0
             if waiting or grown != size:
                 size, since = grown, time.monotonic()
-            if time.monotonic() - since > SETTLED or time.monotonic() > end:
+            quiet = time.monotonic() - since
+            is_over = quiet > PATIENCE or (quiet > SETTLED and await asyncio.to_thread(self._is_complete, engine))
+            if is_over or time.monotonic() > end:
                 return waiting
             await asyncio.sleep(LOOK)
+
+    def _is_complete(self, engine: Engine) -> bool:
+        """A consumer may take a while until it has found its broker again."""
+        arrived = {arrival.id for arrival in consumer.read_log(self._arrivals)} | read_dead(engine)
+        return all(message.id in arrived for message in read_committed(engine))
 
     # --- players
 
@@ -295,7 +372,7 @@ class Stage:
         orders = writer.Orders(
             url=self._url("psycopg", "pymysql"),
             store=self._plan.store,
-            hand=("session", "driver")[number % 2],
+            hand=HANDS[number % 2],
             seed=f"{self._plan.seed} {number} {self._started}",
             keys=self._plan.keys[number],
         )
@@ -313,3 +390,24 @@ class Stage:
 
 async def _sleep_until(moment: float) -> None:
     await asyncio.sleep(max(0.0, moment - asyncio.get_running_loop().time()))
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(LOOK)
+    return True
+
+
+async def finish(function: Callable[..., None], *arguments: object) -> None:
+    """In a thread; whoever is cancelled meanwhile waits for its end, as it cannot be."""
+    future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    try:
+        await asyncio.shield(future)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await future
+        raise

@@ -11,15 +11,16 @@ import json
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from postroom import Message, Outbox
 from postroom.message import new_id
 
 from .hands import DriverHand, Hand, SessionHand, TakenBack
 from .ledger import Truth, key_name
+from .parent import end_with_parent
 
 TOPIC = "orders"
 POISON = "poison"
@@ -45,6 +46,8 @@ class Writer:
         self._random = Random(orders.seed)
         self._locked, self._strict = Outbox(), Outbox(order="strict")
         self._longest = LONGEST.get(orders.store, 1.5)
+        self._noted: list[str] = []
+        """In this transaction."""
         self.stopped = threading.Event()
 
     def run(self) -> None:
@@ -64,6 +67,7 @@ class Writer:
 
     def _transact(self, hand: Hand) -> None:
         random = self._random
+        self._noted = []
         try:
             self._write(hand)
             if random.random() < 0.1:
@@ -77,6 +81,7 @@ class Writer:
         if random.random() < 0.08:
             hand.rollback()
         else:
+            hand.stamp(self._noted, time.time())
             hand.commit()
 
     def _write(self, hand: Hand) -> None:
@@ -85,28 +90,40 @@ class Writer:
         kind = random.random()
         if kind < 0.6:
             name = key_name(self._number())
-            last = hand.number(name, count)
-            self._add(hand, self._locked, name, list(range(last - count + 1, last + 1)), MOODS)
+            numbers = self._count(hand, name, count)
+            truths = self._add(hand, self._locked, name, count, MOODS)
         elif kind < 0.9:
-            self._add(hand, self._strict, f"strict-{self._number()}", [None] * count, MOODS[:2])
+            name = key_name(self._number(), strict=True)
+            truths = self._add(hand, self._strict, name, count, MOODS[:2])
+            # the outbox has locked the key by now, if it has written: what we count then has the order of commits
+            numbers = self._count(hand, name, count) if hand.writes_at_once else [None] * count
         else:
-            self._add(hand, self._locked, None, [None] * count, MOODS)
+            truths, numbers = self._add(hand, self._locked, None, count, MOODS), [None] * count
+        for truth, number in zip(truths, numbers, strict=True):
+            truth.number = number
+        hand.note(truths)
+        self._noted += [truth.id for truth in truths]
+
+    def _count(self, hand: Hand, name: str, count: int) -> list[int | None]:
+        last = hand.number(name, count)
+        return [*range(last - count + 1, last + 1)]
 
     def _number(self) -> int:
         """Of a key: the first is in demand."""
         return 0 if self._random.random() < 0.2 else self._random.randrange(self._orders.keys)
 
-    def _add(self, hand: Hand, outbox: Outbox, name: str | None, numbers: list[Any], moods: tuple[str, ...]) -> None:
-        chosen = self._random.choices(moods, (0.95, 0.047, 0.003)[: len(moods)], k=len(numbers))
-        truths = [
-            Truth(id=new_id(), name=name, number=number, mood=mood)
-            for number, mood in zip(numbers, chosen, strict=True)
-        ]
+    def _add(self, hand: Hand, outbox: Outbox, name: str | None, count: int, moods: tuple[str, ...]) -> list[Truth]:
+        chosen = self._random.choices(moods, (0.95, 0.047, 0.003)[: len(moods)], k=count)
         messages = [
-            Message(id=truth.id, topic=TOPIC, key=name, type=truth.mood, payload={"number": truth.number})
-            for truth in truths
+            Message(id=id, topic=TOPIC, key=name, type=mood, payload={"id": id, "key": name})
+            for id, mood in ((new_id(), mood) for mood in chosen)
         ]
-        hand.add(outbox, messages, truths)
+        hand.add(outbox, messages)
+        has_sequence = outbox is self._strict
+        return [
+            Truth(id=message.id, name=name, mood=message.type, has_sequence=has_sequence, hand=hand.kind, at=0.0)
+            for message in messages
+        ]
 
 
 def _close(hand: Hand | None) -> None:
@@ -118,6 +135,7 @@ def _close(hand: Hand | None) -> None:
 
 
 def main() -> None:
+    end_with_parent()
     writer = Writer(Orders(**json.loads(sys.argv[1])))
     signal.signal(signal.SIGTERM, lambda *_: writer.stopped.set())
     writer.run()

@@ -83,6 +83,11 @@ class Proxy:
         self._is_frozen = True
         self.stall()
 
+    def thaw(self) -> None:
+        """Whatever was frozen goes on, with all that had been said."""
+        self._is_frozen = False
+        self.resume()
+
     def swallow_answers(self, when: Condition) -> None:
         """Of each connection, from the moment when the client has said something that fulfils the condition. What it
         says still reaches the server."""

@@ -21,11 +21,13 @@ COUNTS = {
     "phantom": "phantom",
     "reordered": "reordered",
     "stale": "stale",
+    "corrupted": "corrupted",
     "dead": "dead",
     "dead_by_outage": "dead by outage",
     "duplicates": "duplicates",
-    "duplicates_allowed": "allowed",
+    "most_of_one_fault": "most of one fault",
     "largest_gap": "largest gap, s",
+    "largest_delay": "largest delay, s",
 }
 
 
@@ -36,9 +38,8 @@ def chaos(results: Results) -> Section:
     if rows:
         section.add(table(["store", "destination", "seed", "minutes", *COUNTS.values(), "verdict"], rows))
     reports = [result.report for _, result in made(runs, results) if result.report]
-    recoveries = recoveries_of(reports)
-    if recoveries:
-        add_recoveries(section, recoveries)
+    if faults := faults_of(reports):
+        add_recoveries(section, faults)
     section.add(*remarks(runs, results))
     return section
 
@@ -47,7 +48,8 @@ def row_of(result: Result) -> list[object]:
     report = result.report
     if report is None:
         return [code(result.name), *[""] * (len(COUNTS) + 3), failure(result)]
-    return [*place_of(report), *(report[name] for name in COUNTS), verdict(report)]
+    counts = {**report, "most_of_one_fault": max((fault["duplicates"] for fault in report["faults"]), default=0)}
+    return [*place_of(report), *(counts[name] for name in COUNTS), verdict(report)]
 
 
 def place_of(report: dict[str, Any]) -> list[object]:
@@ -58,32 +60,43 @@ def verdict(report: dict[str, Any]) -> str:
     return "held" if report["ok"] else f"**broken**: {', '.join(report['violations'])}"
 
 
-Recoveries = dict[str, list[float | None]]
+Faults = dict[str, list[dict[str, Any]]]
+"""By kind."""
 
 
-def recoveries_of(reports: Sequence[dict[str, Any]]) -> Recoveries:
-    found: Recoveries = defaultdict(list)
+def faults_of(reports: Sequence[dict[str, Any]]) -> Faults:
+    found: Faults = defaultdict(list)
     for report in reports:
         for fault in report["faults"]:
-            found[fault["kind"]].append(fault["recovered_in"])
+            found[fault["kind"]].append(fault)
     return dict(sorted(found.items()))
 
 
-def add_recoveries(section: Section, recoveries: Recoveries) -> None:
-    times = {kind: [each for each in found if each is not None] for kind, found in recoveries.items()}
+def add_recoveries(section: Section, faults: Faults) -> None:
+    times = {
+        kind: [fault["recovered_in"] for fault in found if fault["recovered_in"] is not None]
+        for kind, found in faults.items()
+    }
     section.add(
         prose.RECOVERIES,
         table(
-            ["fault", "times", "median, s", "longest, s", "nothing came after it"],
+            ["fault", "times", "had nothing to break", "duplicates", "alone", "median, s", "longest, s"],
             [
-                [kind, len(found), *spread(times[kind]), len(found) - len(times[kind])]
-                for kind, found in recoveries.items()
+                [
+                    kind,
+                    len(found),
+                    sum(not fault["happened"] for fault in found),
+                    sum(fault["duplicates"] for fault in found),
+                    len(times[kind]),
+                    *spread(times[kind]),
+                ]
+                for kind, found in faults.items()
             ],
         ),
     )
     drawn = {kind: (median(seconds), max(seconds)) for kind, seconds in times.items() if seconds}
     if drawn:
-        title = "Seconds until messages arrive again, by kind of fault"
+        title = "Seconds until all messages have arrived, by kind of fault"
         section.add_plot("recovery", title, bars(title, drawn, ["median", "longest"]))
 
 
@@ -106,4 +119,4 @@ def broken_row(what: str, result: Result) -> list[object]:
     if report is None:
         return [code(what), "", "", "", "", "", failure(result)]
     found = ", ".join(report["violations"])
-    return [code(what), *place_of(report), found, "**not found**" if report["ok"] else "found"]
+    return [code(what), *place_of(report), found, "found" if report["caught"] else "**not found**"]

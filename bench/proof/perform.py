@@ -12,11 +12,12 @@ from typing import Any
 
 from . import machine
 from .results import Result
+from .revision import revision
 from .runs import Run, as_text
 
 
 def perform(run: Run, root: Path, *, quick: bool) -> Result:
-    argv = run.argv(quick=quick)
+    argv, made_of = run.argv(quick=quick), revision(root)
     began, start = datetime.now(UTC), time.monotonic()
     status, last = follow([sys.executable, *argv], root)
     return Result(
@@ -27,6 +28,7 @@ def perform(run: Run, root: Path, *, quick: bool) -> Result:
         status=status,
         machine=machine.describe(),
         report=as_report(last),
+        revision=made_of,
     )
 
 

@@ -24,11 +24,12 @@ with what arrived: see [chaos](chaos.md) for the faults and for what each column
 so in the last column."""
 
 RECOVERIES = """\
-Seconds from the end of a fault to the next new message at the destination, of all these runs together:"""
+The faults of all these runs together. The times are seconds from the end of a fault until all that had been committed by
+then had arrived, of those faults alone that no other came close to:"""
 
 BROKEN = """\
-The same chaos, with relays that are [broken in one way each](chaos.md#it-can-fail). Here the judge must find something;
-if it finds nothing, it is the judge that fails."""
+The same chaos, with relays that are [broken in one way each](chaos.md#it-can-fail). Here the judge must find what that
+way leads to; if it does not, it is the judge that fails."""
 
 STORE = """\
 Ours and the reference are measured in turn, and the figures are medians. The ratio is ours by the reference."""

@@ -23,6 +23,8 @@ class Result:
     machine: dict[str, str]
     report: dict[str, Any] | None
     """The last line that it printed, if that was a JSON object."""
+    revision: str | None = None
+    """What it was made of; None if that is not known."""
 
 
 Results = Mapping[str, Result]

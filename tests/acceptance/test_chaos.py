@@ -14,16 +14,23 @@ from tests.conftest import server_url
 
 SERVERS = {"sqlite": (), "postgresql": ("postgresql-15", "kafka"), "mysql": ("mariadb", "rabbitmq")}
 DESTINATIONS = {"sqlite": "file", "postgresql": "kafka", "mysql": "amqp"}
-ZERO = ("lost", "phantom", "reordered", "stale", "dead_by_outage", "undead", "waiting")
+ZERO = (
+    "lost", "phantom", "reordered", "stale", "dead_by_outage", "undead", "corrupted", "waiting",
+    "duplicates_unexplained",
+)  # fmt: skip
 
 
 def run(folder: Path, store: str, *options: str) -> tuple[int, dict[str, Any]]:
     for server in SERVERS[store]:
         server_url(server)
     command = [sys.executable, "-m", "chaos", "--store", store, "--to", DESTINATIONS[store], "--keep", str(folder)]
-    finished = subprocess.run([*command, *options], capture_output=True, text=True, timeout=380)
-    assert finished.stdout, finished.stderr
-    return finished.returncode, json.loads(finished.stdout.splitlines()[-1])
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said, told = process.communicate(timeout=380)
+        finally:
+            process.terminate()  # which ends all that it has started
+    assert said, told
+    return process.returncode, json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.timeout(400)
@@ -32,9 +39,9 @@ def test_chaos_loses_invents_and_reorders_nothing(tmp_path: Path, store: str, se
     status, report = run(tmp_path / "kept", store, "--minutes", "1", "--seed", str(seed))
     assert (status, report["violations"]) == (0, []), report
     assert {name: report[name] for name in ZERO} == dict.fromkeys(ZERO, 0)
-    assert report["committed"] >= report["delivered"] > 500
-    assert report["duplicates"] <= report["duplicates_allowed"]
-    assert len(report["faults"]) >= 5
+    assert report["committed"] == report["delivered"] + report["dead"]
+    assert report["delivered"] > 500
+    assert sum(fault["happened"] for fault in report["faults"]) >= 5
     assert (report["store"], report["to"], report["seed"]) == (store, DESTINATIONS[store], seed)
 
 
@@ -43,4 +50,4 @@ def test_chaos_finds_an_engine_that_forgets_messages_before_they_are_sent(tmp_pa
     """By this seed the destination is down for a while; whatever is forgotten then is lost."""
     status, report = run(tmp_path / "kept", "sqlite", "--minutes", "0.5", "--seed", "6", "--break", "settle-first")
     assert "down" in [fault["kind"] for fault in report["faults"]]
-    assert (status, report["lost"] > 0) == (1, True), report
+    assert (status, report["caught"]) == (1, True), report

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chaos import checker
-from chaos.checker import AFTERMATH, Arrival, Committed, Fault, History, Verdict, judge
+from chaos.checker import AFTERMATH, UNSETTLED, Arrival, Committed, Fault, History, Verdict, judge
 
 IN_FLIGHT = 2
 
@@ -20,21 +20,20 @@ def committed(key: str | None, *numbers: int | None, mood: str = "good") -> list
 
 
 def strict(key: str, count: int) -> list[Committed]:
-    return [Committed(f"{key}-{number}", key, None, "good") for number in range(1, count + 1)]
+    return [Committed(f"{key}-{number}", key, None, "good", has_sequence=True) for number in range(1, count + 1)]
+
+
+def arrival(at: float, id: str, sequence: tuple[int, int] | None = None, epoch: int = 1) -> Arrival:
+    key = id.rpartition("-")[0] or None
+    return Arrival(at, id, key, sequence, epoch, said=(id, key))
 
 
 def arrived(*ids: str, at: float = 0.0, epoch: int = 1, is_again: bool = False) -> list[Arrival]:
-    return [
-        Arrival(at + position / 10, id, id.rpartition("-")[0] or None, None, epoch, is_again)
-        for position, id in enumerate(ids)
-    ]
+    return [arrival(at + position / 10, id, epoch=epoch)._replace(is_again=is_again) for position, id in enumerate(ids)]
 
 
 def in_sequence(*ids: str, generation: int = 1) -> list[Arrival]:
-    return [
-        Arrival(position, id, id.rpartition("-")[0], (generation, int(id.rpartition("-")[2])), 1)
-        for position, id in enumerate(ids)
-    ]
+    return [arrival(at, id, (generation, int(id.rpartition("-")[2]))) for at, id in enumerate(ids)]
 
 
 def judged(
@@ -43,6 +42,7 @@ def judged(
     *faults: Fault,
     dead: Iterable[str] = (),
     waiting: int = 0,
+    failures: Iterable[str] = (),
 ) -> Verdict:
     return judge(
         History(
@@ -52,6 +52,7 @@ def judged(
             waiting=waiting,
             faults=faults,
             in_flight=IN_FLIGHT,
+            failures=list(failures),
         )
     )
 
@@ -103,7 +104,7 @@ def test_keys_have_no_order_among_each_other() -> None:
 
 def test_messages_without_a_key_have_no_order() -> None:
     messages = [Committed(str(number), None, None, "good") for number in range(3)]
-    assert not judged(messages, [Arrival(0, str(number), None, None, 1) for number in (2, 0, 1)]).violations
+    assert not judged(messages, [arrival(0, str(number)) for number in (2, 0, 1)]).violations
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,17 @@ def test_messages_without_a_key_have_no_order() -> None:
 )
 def test_a_sequence_has_its_order(order: list[str], is_right: bool) -> None:
     assert (not judged(strict("s", 3), in_sequence(*order)).violations) == is_right
+
+
+def test_a_sequence_does_not_begin_anew() -> None:
+    arrivals = [*in_sequence("s-1"), *in_sequence("s-2", generation=2)]
+    assert judged(strict("s", 2), arrivals).reordered == 1
+
+
+def test_a_sequence_must_have_the_order_that_its_writers_know() -> None:
+    """Where they could count for themselves."""
+    messages = [message._replace(number=3 - number) for number, message in enumerate(strict("s", 2), 1)]
+    assert judged(messages, in_sequence("s-1", "s-2")).reordered == 1
 
 
 def test_a_sequence_has_no_gaps() -> None:
@@ -135,6 +147,7 @@ def test_poison_dies_or_waits_and_is_not_delivered() -> None:
     messages = [*committed("a", 1), *committed("a", 2, mood="poison")]
     assert not judged(messages, arrived("a-1"), dead=["a-2"]).violations
     assert judged(messages, arrived("a-1", "a-2")).violations == ["poison delivered 1"]
+    assert judged(messages, arrived("a-1")).violations == ["lost 1"]
 
 
 def test_duplicates_are_allowed_as_far_as_they_were_in_flight() -> None:
@@ -142,6 +155,33 @@ def test_duplicates_are_allowed_as_far_as_they_were_in_flight() -> None:
     assert not judged(messages, arrived(*twice, "a-2", "a-3"), fault()).violations
     assert judged(messages, arrived(*twice, *twice), fault()).violations == ["duplicates beyond what was in flight 1"]
     assert not judged(messages, arrived(*twice, *twice), fault(), fault()).violations
+
+
+def test_each_duplicate_is_of_a_fault_that_hit_a_relay_just_after_the_first_copy() -> None:
+    messages, arrivals = committed("a", 1), [*arrived("a-1", at=10.0), *arrived("a-1", at=60.0)]
+    assert judged(messages, arrivals).duplicates_unexplained == 1
+    assert judged(messages, arrivals, fault(10.5, 11), fault(50, 59)).duplicates_of == [1, 0]
+    assert judged(messages, arrivals, fault(11 + UNSETTLED, 20)).duplicates_unexplained == 1
+    assert judged(messages, arrivals, fault(1, 9 - AFTERMATH)).duplicates_unexplained == 1
+    assert judged(messages, arrivals, fault(10.5, 11, relays=0)).duplicates_unexplained == 1
+    assert judged(messages, arrivals, fault(10.5, 11)._replace(happened=False)).duplicates_unexplained == 1
+
+
+def test_many_duplicates_of_one_fault_are_not_excused_by_others_that_made_none() -> None:
+    messages, ids = committed("a", 1, 2, 3), ["a-1", "a-2", "a-3"]
+    others = [fault(begin, begin + 1) for begin in (20, 30, 40)]
+    verdict = judged(messages, [*arrived(*ids), *arrived(*ids, at=1)], fault(), *others)
+    assert (verdict.duplicates_of, verdict.duplicates_unexplained) == ([2, 0, 0, 0], 1)
+
+
+@pytest.mark.parametrize("change", [{"key": "b"}, {"said": ("a-2", "a")}, {"said": ("a-1", "b")}])
+def test_the_content_and_the_key_of_another_are_noticed(change: dict[str, Any]) -> None:
+    assert judged(committed("a", 1), [arrival(0, "a-1")._replace(**change)]).violations == ["corrupted 1"]
+
+
+def test_a_relay_that_ends_by_itself_is_noticed() -> None:
+    verdict = judged(committed("a", 1), arrived("a-1"), failures=["relay 1 ended with status 1"])
+    assert verdict.violations == ["relays that failed 1"]
 
 
 def test_a_copy_that_the_destination_hands_out_again_is_no_duplicate() -> None:
@@ -172,11 +212,30 @@ class TestStale:
         assert judged(self.messages, self.arrivals("a-1", at=1.1 + AFTERMATH), fault()).violations == ["stale 1"]
 
 
-def test_gaps_and_recoveries_are_measured() -> None:
-    arrivals = [*arrived("a-1", at=1.0), *arrived("a-2", at=4.0), *arrived("a-3", at=4.5)]
-    verdict = judged(committed("a", 1, 2, 3), arrivals, fault(0.5, 2.0), fault(4.6, 4.7))
-    assert verdict.largest_gap == 3.0
-    assert verdict.recoveries == [2.0, None]
+class TestTimes:
+    messages = tuple(
+        message._replace(at=at) for message, at in zip(committed("a", 1, 2, 3), (0.5, 1.5, 2.5), strict=True)
+    )
+    arrivals = (*arrived("a-1", at=1.0), *arrived("a-2", at=4.0), *arrived("a-3", at=4.5))
+
+    def recoveries(self, *faults: Fault) -> list[float | None]:
+        return judged(self.messages, self.arrivals, *faults).recoveries
+
+    def test_the_largest_gap_and_the_largest_delay(self) -> None:
+        verdict = judged(self.messages, self.arrivals)
+        assert (verdict.largest_gap, verdict.largest_delay) == (3.0, 2.5)
+
+    def test_a_fault_is_over_when_all_that_was_committed_by_its_end_has_arrived(self) -> None:
+        assert self.recoveries(fault(0.6, 0.9)) == [pytest.approx(0.1)]
+        assert self.recoveries(fault(1.1, 2.0)) == [2.0]
+        assert self.recoveries(fault(4.6, 5.0)) == [0.0]
+
+    def test_not_if_another_came_in_between(self) -> None:
+        assert self.recoveries(fault(1.1, 2.0), fault(3.0, 3.5)) == [None, 1.0]
+        assert self.recoveries(fault(0.6, 0.9), fault(1.1, 2.0)) == [pytest.approx(0.1), 2.0]
+
+    def test_nor_if_nothing_happened(self) -> None:
+        assert self.recoveries(fault(1.1, 2.0)._replace(happened=False)) == [None]
 
 
 def test_the_judge_shares_no_code_with_what_it_judges() -> None:

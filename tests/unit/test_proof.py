@@ -47,17 +47,19 @@ def of_chaos(**changes: Any) -> dict[str, Any]:
         "phantom": 0,
         "reordered": 0,
         "stale": 0,
+        "corrupted": 0,
         "dead": 45,
         "dead_by_outage": 0,
         "duplicates": 7,
-        "duplicates_allowed": 160,
         "largest_gap": 8.25,
+        "largest_delay": 9.5,
         "ok": True,
         "violations": [],
+        "caught": None,
         "faults": [
-            {"kind": "kill relay", "seconds": 1.0, "recovered_in": 0.5},
-            {"kind": "kill relay", "seconds": 1.0, "recovered_in": 2.5},
-            {"kind": "storm", "seconds": 3.0, "recovered_in": None},
+            {"kind": "kill relay", "seconds": 1.0, "happened": True, "duplicates": 1, "recovered_in": 0.5},
+            {"kind": "kill relay", "seconds": 1.0, "happened": True, "duplicates": 6, "recovered_in": 2.5},
+            {"kind": "storm", "seconds": 3.0, "happened": False, "duplicates": 0, "recovered_in": None},
         ],
         **changes,
     }
@@ -170,11 +172,13 @@ def test_what_was_stored_is_read_again(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_is_broken_on_purpose_must_be_found() -> None:
-    found = stored("broken-settle-first", of_chaos(ok=False, violations=["lost 3"]), status=1)["broken-settle-first"]
-    missed = stored("broken-settle-first", of_chaos())["broken-settle-first"]
+    found = stored("broken-settle-first", of_chaos(caught=True, ok=False), status=1)["broken-settle-first"]
+    missed = stored("broken-settle-first", of_chaos(caught=False))["broken-settle-first"]
+    otherwise = stored("broken-settle-first", of_chaos(caught=False, ok=False), status=1)["broken-settle-first"]
     sound = stored("chaos-sqlite-file-1", of_chaos())["chaos-sqlite-file-1"]
     assert not program.is_failure(RUN["broken-settle-first"], found)
     assert program.is_failure(RUN["broken-settle-first"], missed)
+    assert program.is_failure(RUN["broken-settle-first"], otherwise)
     assert not program.is_failure(RUN["chaos-sqlite-file-1"], sound)
 
 
@@ -183,10 +187,10 @@ def test_an_engine_that_is_broken_on_purpose_must_be_found() -> None:
 
 def test_a_run_of_chaos_is_shown_with_all_that_was_judged() -> None:
     page = page_of(stored("chaos-sqlite-file-1", of_chaos()))
-    cells = ["12,345", "12,300", "0", "0", "0", "0", "45", "0", "7", "160", "8.25", "held"]
+    cells = ["12,345", "12,300", "0", "0", "0", "0", "0", "45", "0", "7", "6", "8.25", "9.50", "held"]
     assert row(page, "sqlite", "file", "1", "5") == cells
-    assert row(page, "kill relay") == ["2", "1.50", "2.50", "0"]
-    assert row(page, "storm") == ["1", "–", "–", "1"]
+    assert row(page, "kill relay") == ["2", "0", "7", "2", "1.50", "2.50"]
+    assert row(page, "storm") == ["1", "1", "0", "0", "–", "–"]
     assert "- Somebroker 4.2" in page
 
 
@@ -199,8 +203,9 @@ def test_a_promise_that_was_broken_is_shown() -> None:
 @pytest.mark.parametrize(
     ("report", "status", "cells"),
     [
-        (of_chaos(ok=False, violations=["lost 3"]), 1, ["lost 3", "found"]),
-        (of_chaos(), 0, ["–", "**not found**"]),
+        (of_chaos(caught=True, ok=False, violations=["lost 3"]), 1, ["lost 3", "found"]),
+        (of_chaos(caught=False, ok=False, violations=["stuck 1"]), 1, ["stuck 1", "**not found**"]),
+        (of_chaos(caught=False), 0, ["–", "**not found**"]),
         (None, 2, ["–", "**failed**, exit status 2"]),
     ],
 )
