@@ -55,7 +55,7 @@ chaos: $(STAMP) ## five minutes of faults for each store: make chaos ARGS="--see
 	@$(BIN)/python -m chaos --store postgresql --to kafka --minutes 5 $(ARGS)
 	@$(BIN)/python -m chaos --store mysql --to amqp --minutes 5 $(ARGS)
 
-bench: $(STAMP) ## measure: make bench ARGS="drain --store sqlite"
+bench: $(STAMP) ## make all benches and one table, in hours; or one: make bench ARGS="drain --store sqlite"
 	@$(BIN)/python -m bench $(ARGS)
 
 proof: $(STAMP) ## make all runs of docs/explanation/proof.md, and the page: make proof ARGS=--help

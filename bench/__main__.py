@@ -1,4 +1,7 @@
-"""Measure something: `python -m bench drain --store sqlite`. The last line printed is one JSON object."""
+"""Measure something: `python -m bench drain --store sqlite`. The last line printed is one JSON object.
+
+Without the name of a bench, all are measured, one after the other, and a table is printed at the end.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,11 @@ BENCHES = {
     "scale": Bench(prepare=scale, messages=40_000, rounds=3, quick_messages=10_000, quick_rounds=1),
 }
 
-PEERS = "\npeers     Postroom beside other systems; it has options of its own: python -m bench peers --help"
+ALL = "all"
+OTHERS = f"""
+{ALL:9} All of the above, on the stores and to the brokers of the proof, and one table of them. Only --quick can be
+          added. Takes hours.
+peers     Postroom beside other systems; it has options of its own: python -m bench peers --help"""
 
 
 def main() -> None:
@@ -92,9 +99,14 @@ def main() -> None:
         return
     parser = make_parser()
     arguments = parser.parse_args()
-    bench = BENCHES[arguments.bench]
-    if arguments.store not in bench.stores:
-        parser.error(f"{arguments.bench} cannot be measured on {arguments.store}: {bench.why_not}")
+    if arguments.bench == ALL:
+        if arguments.store or arguments.to or arguments.messages or arguments.rounds:
+            parser.error(f"{ALL} has its own stores, brokers and amounts: only --quick can be added")
+        measure_all(quick=arguments.quick)
+        return
+    bench, store = BENCHES[arguments.bench], arguments.store or "sqlite"
+    if store not in bench.stores:
+        parser.error(f"{arguments.bench} cannot be measured on {store}: {bench.why_not}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     collect_garbage_less()  # as `postroom relay` does, here for all that is compared
     if bool(arguments.to) != bool(bench.to):
@@ -105,7 +117,7 @@ def main() -> None:
     messages = arguments.messages or (amount.quick_messages if arguments.quick else amount.messages)
     rounds = arguments.rounds or (bench.quick_rounds if arguments.quick else bench.rounds)
     try:
-        result = measure(bench, STORES[arguments.store], messages, rounds, arguments.to)
+        result = measure(bench, STORES[store], messages, rounds, arguments.to)
     except (Unmeasurable, services.ServerUnavailable) as error:
         parser.error(str(error))
     print(json.dumps({"name": arguments.bench, **result}))
@@ -115,16 +127,23 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description=__doc__,
-        epilog="\n".join(f"{name:9} {bench.about}" for name, bench in BENCHES.items()) + PEERS,
+        epilog="\n".join(f"{name:9} {bench.about}" for name, bench in BENCHES.items()) + OTHERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("bench", choices=list(BENCHES), metavar="bench", help="one of those below")
-    parser.add_argument("--store", choices=list(STORES), default="sqlite")
+    choices = [*BENCHES, ALL]
+    parser.add_argument("bench", choices=choices, default=ALL, nargs="?", metavar="bench", help="one of those below")
+    parser.add_argument("--store", choices=list(STORES), default="", help="sqlite, if none is named")
     parser.add_argument("--to", choices=list(BROKERS), default="", help="for publish, hotpublish and ownloop")
     parser.add_argument("--messages", type=positive, help="how much to measure with; each bench has its own default")
     parser.add_argument("--rounds", type=positive, help="how often")
     parser.add_argument("--quick", action="store_true", help="less of everything: a look, not a result")
     return parser
+
+
+def measure_all(*, quick: bool) -> None:
+    from . import everything  # it draws in the proof, which no single bench needs
+
+    everything.main(quick=quick)
 
 
 def positive(text: str) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 from bench.postgresql import PostgreSQL
 from tests import services
 
+from .amounts import FULL, QUICK
 from .comparison import compare
-from .measures import FULL, MEASURES, QUICK
+from .measures import MEASURES
 from .stage import Stage
 from .systems import BEHAVIOURS, SYSTEMS
 

@@ -13,14 +13,14 @@ import psycopg
 from bench.postgresql import SERVER
 from tests import services
 
+from .amounts import Amount
+from .behaviours import OBSERVED
+from .complaints import complaint
 from .environments import NotBuilt, python_for
-from .kill import kill
 from .machine import machine
-from .measures import MEASURES, Amount, Measure, Result
-from .outage import outage
-from .overlap import overlap
+from .measures import MEASURES, Measure, Result, Round
 from .processes import DriverFailed
-from .ranking import ahead_of, first, ranked, rotated, rounded, summary
+from .ranking import ahead_of, first, pooled, ranked, rotated, rounded, summary
 from .stage import Stage
 from .systems import BEHAVIOURS, SYSTEMS, System
 
@@ -52,7 +52,7 @@ def introduce(stage: Stage, names: Sequence[str]) -> tuple[dict[str, dict[str, A
         try:
             descriptions[name] = describe(stage, SYSTEMS[name])
         except (NotBuilt, DriverFailed) as error:
-            left_out[name] = str(error)
+            left_out[name] = complaint(error)
             print(f"{name} is left out: {error}", flush=True)
     return descriptions, left_out
 
@@ -67,13 +67,29 @@ def describe(stage: Stage, system: System) -> dict[str, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Rounds:
-    """What a measure has yielded so far, by its result and the system; and who failed, with the reason."""
+    """What a measure has yielded so far."""
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
+    """By result and system."""
+    samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """By system, of all rounds."""
+    unfinished: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    """By system: how much of how much was acknowledged, in the round with the least of it."""
     failed: dict[str, str] = field(default_factory=dict[str, str])
+    """By system: why."""
 
     def of(self, result: Result) -> dict[str, list[float]]:
         return self.values.setdefault(result.measure, {})
+
+    def add(self, system: str, round: Round) -> None:
+        for name, value in round.values.items():
+            self.values.setdefault(name, {}).setdefault(system, []).append(value)
+        self.samples.setdefault(system, []).extend(round.samples)
+        if not round.is_finished and round.acknowledged <= self.least_of(system, round.of):
+            self.unfinished[system] = {"acknowledged": round.acknowledged, "of": round.of}
+
+    def least_of(self, system: str, otherwise: int) -> int:
+        return self.unfinished.get(system, {}).get("acknowledged", otherwise)
 
 
 def measure(stage: Stage, name: str, systems: Sequence[System], amount: Amount) -> list[dict[str, Any]]:
@@ -84,49 +100,73 @@ def measure(stage: Stage, name: str, systems: Sequence[System], amount: Amount) 
             if each not in rounds.failed:
                 play(stage, measure, SYSTEMS[each], amount, rounds)
     stage.forget()
-    unordered = [each for each in able if measure.keys_matter and not SYSTEMS[each].ordered]
-    return [conclude(result, rounds, unordered) for result in measure.results]
+    notes = {**notes_on(measure, able), "unfinished": rounds.unfinished, "failed": rounds.failed}
+    frame = {"about": measure.about, "amounts": dict(measure.amounts(amount))}
+    return [
+        {**conclude(result, rounds), **frame, **{name: note for name, note in notes.items() if note}}
+        for result in measure.results
+    ]
 
 
 def play(stage: Stage, measure: Measure, system: System, amount: Amount, rounds: Rounds) -> None:
     """One round of one system."""
     try:
-        values = measure.run(stage, system, amount)
+        round = measure.run(stage, system, amount)
     except (DriverFailed, psycopg.Error) as error:  # the others go on
-        rounds.failed[system.name] = str(error)
+        rounds.failed[system.name] = complaint(error)
         print(f"{system.name} failed: {error}", flush=True)
         return
+    rounds.add(system.name, round)
     for result in measure.results:
-        samples = rounds.of(result).setdefault(system.name, [])
-        samples.append(values[result.measure])
-        shown = f"{rounded(samples[-1]):,} {result.unit}"
-        print(f"round {len(samples)}, {result.measure}: {system.name} {shown}", flush=True)
+        values = rounds.of(result)[system.name]
+        print(f"round {len(values)}, {result.measure}: {system.name} {rounded(values[-1]):,} {result.unit}", flush=True)
 
 
-def conclude(result: Result, rounds: Rounds, unordered: Sequence[str]) -> dict[str, Any]:
-    results = {name: summary(values) for name, values in rounds.of(result).items()}
+def notes_on(measure: Measure, able: Sequence[str]) -> dict[str, list[str]]:
+    """Whose result is not quite what the others' is."""
+    return {
+        "keeps_no_order": [each for each in able if measure.keys_matter and not SYSTEMS[each].ordered],
+        "timed_without_start_and_stop": [each for each in able if measure.drains and SYSTEMS[each].streams],
+    }
+
+
+def conclude(result: Result, rounds: Rounds) -> dict[str, Any]:
+    results = {name: summarise(result, values, rounds.samples[name]) for name, values in rounds.of(result).items()}
     order = ranked(results, result.better)
-    shown = ", ".join(f"{name} {results[name]['median']:,}" for name in order)
+    shown = ", ".join(f"{name} {results[name]['value']:,}" for name in order)
     print(f"{result.measure}: {shown} {result.unit}", flush=True)
     return {
         "measure": result.measure,
         "unit": result.unit,
         "better": result.better,
+        "value_is": "median" if result.share is None else "all rounds together",
         "results": results,
         "first": first(results, result.better),
         "ahead_of_postroom": ahead_of("postroom", order),
-        **({"keeps_no_order": unordered} if unordered else {}),
-        **({"failed": rounds.failed} if rounds.failed else {}),
     }
 
 
+def summarise(result: Result, values: Sequence[float], samples: Sequence[float]) -> dict[str, Any]:
+    return summary(values) if result.share is None else pooled(values, samples, result.share)
+
+
 def observe(stage: Stage, name: str, systems: Sequence[System], outage_minutes: float) -> dict[str, Any]:
-    able = [system for system in systems if name in system.does]
-    print(f"{name}: {', '.join(system.name for system in able)}", flush=True)
-    if name == "outage":
-        results, length = outage(stage, able, outage_minutes), {"minutes": outage_minutes}
-    else:
-        results, length = {"kill": kill, "overlap": overlap}[name](stage, able), {}
+    behaviour, able = OBSERVED[name], [system for system in systems if name in system.does]
+    print(f"{name}: {', '.join(system.name for system in able) or 'nobody can be asked'}", flush=True)
+    results, failed = dict[str, dict[str, Any]](), ""
+    try:
+        results = behaviour.observe(stage, able, outage_minutes) if able else {}
+    except (DriverFailed, psycopg.Error) as error:  # what else there is goes on
+        failed = complaint(error)
+        print(f"{name} failed: {error}", flush=True)
+    stage.forget()
     for system, result in results.items():
         print(f"{name}: {system}: {json.dumps(result)}", flush=True)
-    return {"behaviour": name, **length, "results": results}
+    return {
+        "behaviour": name,
+        "about": behaviour.about,
+        "amounts": dict(behaviour.amounts),
+        **({"minutes": outage_minutes} if name == "outage" else {}),
+        "results": results,
+        **({"failed": failed} if failed else {}),
+    }

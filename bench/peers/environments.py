@@ -54,9 +54,8 @@ def _build(folder: Path, requirements: Path) -> None:
         run([uv, "venv", "--quiet", "--python", sys.executable, folder], env=environment)
         run([uv, "pip", "sync", "--quiet", "--python", python, requirements], env=environment)
     except (ServerUnavailable, OSError) as error:
-        print(error, file=sys.stderr)
-        reason = str(error).partition("\n")[0]
-        raise NotBuilt(f"its environment cannot be built of {requirements.name}: {reason}") from error
+        print(error, file=sys.stderr)  # and nowhere else: it may name an index
+        raise NotBuilt("it could not be installed") from error
     (folder / "built-of").write_text(content_of(requirements))
 
 

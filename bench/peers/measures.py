@@ -2,69 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import amounts
+from .amounts import IDLE, KEYS, TRICKLE, WARMING, WRITERS, Amount, Amounts, messages_for, seconds_for
 from .deliveries import parse_log
 from .processes import Driver, DriverFailed
 from .ranking import Better, percentile
 from .stage import Stage, snapshot
 from .systems import System
 
-WRITERS = 8
-IDLE = (0.3, 0.5)
-"""Seconds between two single messages: enough for any worker to fall asleep."""
-TRICKLE = (0.05, 0.25)
-"""Not always enough."""
-WARMING = 3
-"""Messages that do not count."""
 LOOK = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
-    rounds: int
-    messages: int
-    """To drain."""
-    few_messages: int
-    """The same for a slow system."""
-    backlog: int
-    seconds: float
-    """No drain takes longer: what was acknowledged until then is the rate."""
-    few_seconds: float
-    """The same for a slow system and a backlog."""
-    writing: float
-    """Seconds of enqueueing."""
-    samples: int
-    """Of latency."""
+class Round:
+    """What one round of one system yields."""
+
+    values: Mapping[str, float]
+    """By result."""
+    samples: Sequence[float] = ()
+    """All of which the values are percentiles."""
+    acknowledged: int = 0
+    of: int = 0
+    """So many messages, if there was a number to reach."""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.acknowledged >= self.of
 
 
-FULL = Amount(
-    rounds=5,
-    messages=40_000,
-    few_messages=5_000,
-    backlog=200_000,
-    seconds=40.0,
-    few_seconds=20.0,
-    writing=5.0,
-    samples=60,
-)
-QUICK = Amount(
-    rounds=2,
-    messages=10_000,
-    few_messages=1_000,
-    backlog=50_000,
-    seconds=15.0,
-    few_seconds=5.0,
-    writing=2.0,
-    samples=20,
-)
-
-Run = Callable[[Stage, System, Amount], Mapping[str, float]]
+Run = Callable[[Stage, System, Amount], Round]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,36 +46,44 @@ class Result:
     measure: str
     unit: str
     better: Better
+    share: float | None = None
+    """Of a percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     run: Run
+    about: str
+    amounts: Callable[[Amount], Amounts]
     results: tuple[Result, ...]
     """What a round of it yields."""
+    drains: bool = False
     keys_matter: bool = False
 
 
-def drain(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    return {"drain": rate_of_drain(stage, system, messages_for(system, amount), 1_000, amount.seconds)}
+# --- rates of workers
 
 
-def drain_one_key(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    return {"drain one key": rate_of_drain(stage, system, messages_for(system, amount), 1, amount.seconds)}
+def drain(stage: Stage, system: System, amount: Amount) -> Round:
+    return drained("drain", stage, system, messages_for(system, amount), KEYS, amount.seconds)
 
 
-def backlog(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    return {"backlog": rate_of_drain(stage, system, amount.backlog, 1_000, seconds_for(system, amount))}
+def drain_one_key(stage: Stage, system: System, amount: Amount) -> Round:
+    return drained("drain one key", stage, system, messages_for(system, amount), 1, amount.seconds)
 
 
-def backlog_with_snapshot(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    rate = rate_of_drain(stage, system, amount.backlog, 1_000, seconds_for(system, amount), held=True)
-    return {"backlog, snapshot held": rate}
+def backlog(stage: Stage, system: System, amount: Amount) -> Round:
+    return drained("backlog", stage, system, amount.backlog, KEYS, seconds_for(system, amount))
 
 
-def rate_of_drain(
-    stage: Stage, system: System, messages: int, keys: int, seconds: float, *, held: bool = False
-) -> float:
+def backlog_with_snapshot(stage: Stage, system: System, amount: Amount) -> Round:
+    name, seconds = "backlog, snapshot held", seconds_for(system, amount)
+    return drained(name, stage, system, amount.backlog, KEYS, seconds, held=True)
+
+
+def drained(
+    name: str, stage: Stage, system: System, messages: int, keys: int, seconds: float, *, held: bool = False
+) -> Round:
     """Messages acknowledged per second of the whole life of a worker, from connecting until it has stopped. What reads
     the log of the database says itself what it has handled, and is timed from its first message to its last."""
     with stage.filled(system, messages, keys) as url:
@@ -109,42 +91,64 @@ def rate_of_drain(
             amount = {"messages": messages, "keys": keys, "seconds": seconds}
             answer = driver.ask("drain", url=url, **amount, patience=seconds + 60)
         acknowledged = answer["handled"] if system.streams else messages - stage.count_left(system, url)
-    if not acknowledged:
+    time_taken = answer["first_to_last" if system.streams else "seconds"]
+    if not acknowledged or not time_taken:
         raise DriverFailed(f"{system.name} acknowledged nothing within {seconds:g} s")
-    return acknowledged / answer["first_to_last" if system.streams else "seconds"]
+    return Round(values={name: acknowledged / time_taken}, acknowledged=acknowledged, of=messages)
 
 
-def messages_for(system: System, amount: Amount) -> int:
-    return amount.few_messages if system.slow else amount.messages
+# --- rates of writers
 
 
-def seconds_for(system: System, amount: Amount) -> float:
-    return amount.few_seconds if system.slow else amount.seconds
+def enqueue(stage: Stage, system: System, amount: Amount) -> Round:
+    return Round(values={"enqueue": rate_of_writing(stage, system, amount.writing)})
 
 
-def enqueue(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    return {"enqueue": rate_of_writing(stage, system, amount.writing)}
+def enqueue_beside_worker(stage: Stage, system: System, amount: Amount) -> Round:
+    return Round(values={"enqueue, worker running": rate_of_writing(stage, system, amount.writing, worker=True)})
 
 
-def enqueue_in_session(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    return {"enqueue, session": rate_of_writing(stage, system, amount.writing, session=True)}
+def enqueue_in_session(stage: Stage, system: System, amount: Amount) -> Round:
+    return Round(values={"enqueue, session": rate_of_writing(stage, system, amount.writing, session=True)})
 
 
-def rate_of_writing(stage: Stage, system: System, seconds: float, *, session: bool = False) -> float:
-    """Transactions per second, each with a row of the application and one message; no worker runs."""
-    with stage.empty(system) as url, stage.driver(system) as driver:
+def rate_of_writing(
+    stage: Stage, system: System, seconds: float, *, session: bool = False, worker: bool = False
+) -> float:
+    """Transactions per second, each with a row of the application and one message."""
+    with ExitStack() as stack:
+        url = stack.enter_context(stage.empty(system))
+        if worker:
+            stack.enter_context(stage.driver(system)).ask("work", url=url, log=os.devnull, keys=WRITERS)
+        driver = stack.enter_context(stage.driver(system))
         answer = driver.ask("enqueue", url=url, seconds=seconds, writers=WRITERS, session=session)
     return answer["transactions"] / answer["seconds"]
 
 
-def latency(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    delays = delays_of(stage, system, amount.samples, IDLE)
-    return {"latency p50": percentile(delays, 0.5), "latency p99": percentile(delays, 0.99)}
+# --- delays
 
 
-def trickle(stage: Stage, system: System, amount: Amount) -> Mapping[str, float]:
-    delays = delays_of(stage, system, amount.samples, TRICKLE)
-    return {"trickle p50": percentile(delays, 0.5), "trickle p99": percentile(delays, 0.99)}
+def latency(stage: Stage, system: System, amount: Amount) -> Round:
+    return delayed(LATENCY, delays_of(stage, system, amount.samples, IDLE))
+
+
+def trickle(stage: Stage, system: System, amount: Amount) -> Round:
+    return delayed(SLOW_TRICKLE, delays_of(stage, system, amount.samples, TRICKLE))
+
+
+def percentiles(name: str) -> tuple[Result, ...]:
+    return tuple(
+        Result(measure=f"{name} {label}", unit="ms", better="lower", share=share)
+        for label, share in (("p50", 0.5), ("p99", 0.99))
+    )
+
+
+LATENCY, SLOW_TRICKLE = percentiles("latency"), percentiles("trickle")
+
+
+def delayed(results: Sequence[Result], delays: Sequence[float]) -> Round:
+    values = {result.measure: percentile(delays, result.share) for result in results if result.share is not None}
+    return Round(values=values, samples=delays)
 
 
 def delays_of(stage: Stage, system: System, samples: int, pauses: tuple[float, float]) -> list[float]:
@@ -169,34 +173,76 @@ def delay_of(writer: Driver, log: Path, url: str, number: int, patience: float =
     raise DriverFailed(f"a message was not handled within {patience:g} s")
 
 
+# --- all of them
+
+
+def rate(measure: str, unit: str = "messages/s") -> tuple[Result, ...]:
+    return (Result(measure=measure, unit=unit, better="higher"),)
+
+
 MEASURES = {
-    "drain": Measure(run=drain, results=(Result(measure="drain", unit="messages/s", better="higher"),)),
+    "drain": Measure(
+        run=drain,
+        about="Messages that one worker acknowledges per second of its life, from connecting until it has stopped. "
+        "They wait in the database when it starts, and handling one does nothing.",
+        amounts=amounts.of_drain,
+        results=rate("drain"),
+        drains=True,
+    ),
     "one-key": Measure(
         run=drain_one_key,
-        results=(Result(measure="drain one key", unit="messages/s", better="higher"),),
+        about="As `drain`, with all messages in one key. Who keeps no order does less here than the others.",
+        amounts=amounts.of_one_key,
+        results=rate("drain one key"),
+        drains=True,
         keys_matter=True,
     ),
-    "enqueue": Measure(run=enqueue, results=(Result(measure="enqueue", unit="transactions/s", better="higher"),)),
+    "enqueue": Measure(
+        run=enqueue,
+        about="Transactions of all writers per second, each with a row of the application and one message, through the "
+        "plainest connection that the system takes. No worker runs, so nobody needs to be woken.",
+        amounts=amounts.of_writing,
+        results=rate("enqueue", "transactions/s"),
+    ),
+    "enqueue-worker": Measure(
+        run=enqueue_beside_worker,
+        about="As `enqueue`, beside the system's own worker on the same cores. It is idle when the writers begin; how "
+        "it is woken and what it delivers meanwhile is part of what they pay.",
+        amounts=amounts.of_writing,
+        results=rate("enqueue, worker running", "transactions/s"),
+    ),
     "session": Measure(
-        run=enqueue_in_session, results=(Result(measure="enqueue, session", unit="transactions/s", better="higher"),)
+        run=enqueue_in_session,
+        about="As `enqueue`, through a SQLAlchemy AsyncSession, for those that take one.",
+        amounts=amounts.of_writing,
+        results=rate("enqueue, session", "transactions/s"),
     ),
     "latency": Measure(
         run=latency,
-        results=(
-            Result(measure="latency p50", unit="ms", better="lower"),
-            Result(measure="latency p99", unit="ms", better="lower"),
-        ),
+        about="From when the commit of a single message is sent to its handling in another process, by a worker that "
+        "was idle. Each message waits until the one before it has arrived, and then for a pause.",
+        amounts=amounts.of_latency,
+        results=LATENCY,
     ),
     "trickle": Measure(
         run=trickle,
-        results=(
-            Result(measure="trickle p50", unit="ms", better="lower"),
-            Result(measure="trickle p99", unit="ms", better="lower"),
-        ),
+        about="As `latency`, with shorter pauses, in which a worker may not have become idle yet.",
+        amounts=amounts.of_trickle,
+        results=SLOW_TRICKLE,
     ),
-    "backlog": Measure(run=backlog, results=(Result(measure="backlog", unit="messages/s", better="higher"),)),
+    "backlog": Measure(
+        run=backlog,
+        about="As `drain`, with more messages.",
+        amounts=amounts.of_backlog,
+        results=rate("backlog"),
+        drains=True,
+    ),
     "snapshot": Measure(
         run=backlog_with_snapshot,
-        results=(Result(measure="backlog, snapshot held", unit="messages/s", better="higher"),),
+        about="As `backlog`, while a transaction that began before the worker stays open, so that nothing deleted can "
+        "be cleaned up.",
+        amounts=amounts.of_backlog,
+        results=rate("backlog, snapshot held"),
+        drains=True,
     ),
 }

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
+from .complaints import complaint
 from .deliveries import Delivery, Identity, judge, parse_log
 from .drivers.protocol import parse
 from .processes import Driver, DriverFailed
@@ -22,6 +25,7 @@ DURING = 180
 WRITING_SHARE = 0.9
 """Of the outage: what is written last has waited least when it ends."""
 GRACE = 300.0
+"""Seconds after its end in which messages may still arrive."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +47,7 @@ class Scene:
                 self.writer.ask("write", url=self.url, key=key, number=number)
                 self.written.append((key, number))
         except DriverFailed as error:
-            self.error = str(error)
+            self.error = complaint(error)
 
     def deliveries(self) -> list[Delivery]:
         return parse_log(self.log.read_text()) if self.log.exists() else []
@@ -59,8 +63,8 @@ def outage(stage: Stage, systems: Sequence[System], minutes: float) -> dict[str,
         for system in systems:
             try:
                 scenes.append(set_up(stage, system, switch, stack))
-            except DriverFailed as error:
-                failures[system.name] = {"error": str(error)}
+            except (DriverFailed, psycopg.Error) as error:
+                failures[system.name] = {"error": complaint(error)}
         ended = run_outage(scenes, switch, minutes * 60)
         wait_until(lambda: all(is_over(stage, scene) for scene in scenes), ended + GRACE - time.monotonic(), look=1.0)
         return failures | {scene.system.name: report(stage, scene, ended) for scene in scenes}
@@ -96,7 +100,15 @@ def write_to_all(scenes: Sequence[Scene], numbers: Sequence[int]) -> None:
 
 def is_over(stage: Stage, scene: Scene) -> bool:
     """All has arrived, or nothing is left that might."""
-    return scene.is_complete() or all(state != "pending" for _, state in stage.list_left(scene.system, scene.url))
+    return bool(scene.error) or scene.is_complete() or all(state != "pending" for _, state in list_left(stage, scene))
+
+
+def list_left(stage: Stage, scene: Scene) -> list[tuple[Any, ...]]:
+    try:
+        return stage.list_left(scene.system, scene.url)
+    except psycopg.Error as error:
+        scene.error = complaint(error)
+        return []
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, look: float = 0.05) -> None:
@@ -106,10 +118,10 @@ def wait_until(condition: Callable[[], bool], seconds: float, look: float = 0.05
 
 
 def report(stage: Stage, scene: Scene, ended: float) -> dict[str, Any]:
+    deliveries = scene.deliveries()
+    left = [(parse(payload), state) for payload, state in list_left(stage, scene)]
     if scene.error:
         return {"error": scene.error}
-    deliveries = scene.deliveries()
-    left = [(parse(payload), state) for payload, state in stage.list_left(scene.system, scene.url)]
     verdict = judge(scene.written, deliveries, left)
     last = max((each.at for each in deliveries), default=ended) - ended
     return {

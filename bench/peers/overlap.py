@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from .complaints import complaint
 from .deliveries import parse_log
 from .outage import wait_until
 from .processes import Driver, DriverFailed
@@ -28,7 +29,7 @@ def overlap_of(stage: Stage, system: System) -> dict[str, Any]:
     try:
         unlocked, locked = (arrivals(stage, system, lock=lock) for lock in (False, True))
     except (DriverFailed, psycopg.Error) as error:
-        return {"error": str(error)}
+        return {"error": complaint(error)}
     return {
         "arrived_unlocked": in_words(unlocked),
         "arrived_locked": in_words(locked),

@@ -11,8 +11,17 @@ Better = Literal["higher", "lower"]
 
 
 def summary(rounds: Sequence[float]) -> dict[str, Any]:
+    """Of rates: the median of the rounds."""
+    return {"value": rounded(median(rounds)), **spread(rounds)}
+
+
+def pooled(rounds: Sequence[float], samples: Sequence[float], share: float) -> dict[str, Any]:
+    """Of percentiles: that of all samples of all rounds."""
+    return {"value": rounded(percentile(samples, share)), **spread(rounds), "samples": len(samples)}
+
+
+def spread(rounds: Sequence[float]) -> dict[str, Any]:
     return {
-        "median": rounded(median(rounds)),
         "low": rounded(min(rounds)),
         "high": rounded(max(rounds)),
         "rounds": [rounded(each) for each in rounds],
@@ -20,12 +29,12 @@ def summary(rounds: Sequence[float]) -> dict[str, Any]:
 
 
 def first(results: Mapping[str, Mapping[str, Any]], better: Better) -> str | None:
-    """Whose median is best."""
+    """Whose value is best."""
     return next(iter(ranked(results, better)), None)
 
 
 def ranked(results: Mapping[str, Mapping[str, Any]], better: Better) -> list[str]:
-    return sorted(results, key=lambda name: results[name]["median"], reverse=better == "higher")
+    return sorted(results, key=lambda name: results[name]["value"], reverse=better == "higher")
 
 
 def ahead_of(name: str, order: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who is compared, and how much each is given to do: a round must not take much longer than half a minute."""
+"""Who is compared, and what each can do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 RATES = frozenset({"drain", "one-key", "backlog", "snapshot"})
 BEHAVIOURS = frozenset({"outage", "kill", "overlap"})
 DELAYS = frozenset({"latency", "trickle"})
-EVERYTHING = RATES | DELAYS | BEHAVIOURS | {"enqueue"}
+EVERYTHING = RATES | DELAYS | BEHAVIOURS | {"enqueue", "enqueue-worker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

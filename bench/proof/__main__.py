@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", metavar="GLOB", default="*", help="those whose name matches")
     parser.add_argument(
-        "--missing", action="store_true", help="those without a result, or with that of a quick run only"
+        "--missing", action="store_true", help="those without a report: not made, or failed, or made quickly"
     )
     parser.add_argument("--quick", action="store_true", help="short versions: a look, and shown as such")
     parser.add_argument("--render", action="store_true", help="no runs: the page from what is stored")
@@ -49,11 +49,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def choose(results: Results, only: str, *, quick: bool) -> list[Run]:
-    """Those that are not among the results. A quick run never takes the place of another."""
+    """Those of which there is no report. One that says that a promise was broken is one, and stays. A quick run never
+    takes the place of another."""
 
     def is_missing(run: Run) -> bool:
         result = results.get(run.name)
-        return result is None or (not quick and result.command != run.command)
+        return result is None or result.report is None or (not quick and result.command != run.command)
 
     return [run for run in RUNS if fnmatchcase(run.name, only) and is_missing(run)]
 

@@ -68,15 +68,15 @@ def runs(results: Results) -> Section:
     rows = [run_row(run, results) for run in RUNS]
     total = sum(result.seconds for _, result in made(RUNS, results))
     words = f"Made: {len(results)} of {len(RUNS)}, in {figure(total / 60)} minutes. Dates are in UTC."
-    return Section("Runs", [words, table(["run", "command", "date", "seconds", "exit status"], rows)])
+    return Section("Runs", [words, table(["run", "command", "revision", "date", "seconds", "exit status"], rows)])
 
 
 def run_row(run: Run, results: Results) -> list[object]:
     result = results.get(run.name)
     if result is None:
-        return [run.name, code(run.command), "**not run**", "", ""]
+        return [run.name, code(run.command), "", "**not run**", "", ""]
     link = f"[{run.name}]({PLOTS}/results/{run.name}.json)"
-    return [link, command(run, result), result.began, result.seconds, str(result.status)]
+    return [link, command(run, result), result.revision, result.began, result.seconds, str(result.status)]
 
 
 def command(run: Run, result: Result) -> str:

@@ -49,7 +49,7 @@ ROOM = 1.15
 
 
 class Spread(NamedTuple):
-    median: float
+    value: float
     low: float
     high: float
 
@@ -66,14 +66,14 @@ def bars(title: str, rows: Mapping[str, Sequence[float]], series: Sequence[str])
 def spreads(title: str, rows: Mapping[str, Spread], ours: str | None) -> str:
     """One bar for each row, with a whisker from the lowest to the highest round."""
     longest = max(max(spread) for spread in rows.values()) or 1
-    labels = [f"{name}: {figure(spread.median)}" for name, spread in rows.items()]
+    labels = [f"{name}: {figure(spread.value)}" for name, spread in rows.items()]
     chart = make_chart(title, labels, 1, longest * 1.02, show_legend=False)
     chart.add("", [whiskered(spread, OURS if name == ours else THEIRS) for name, spread in reversed([*rows.items()])])
     return draw(chart)
 
 
 def whiskered(spread: Spread, color: str) -> dict[str, Any]:
-    return {"value": spread.median, "ci": {"low": spread.low, "high": spread.high}, "color": color}
+    return {"value": spread.value, "ci": {"low": spread.low, "high": spread.high}, "color": color}
 
 
 def make_chart(title: str, labels: Sequence[str], series: int, end: float, **options: Any) -> Any:

@@ -11,12 +11,12 @@ the page with the results. A run that failed is shown as failed, and one that is
 make proof                              # everything: takes hours
 make proof ARGS="--only 'bench-*'"      # a part
 make proof ARGS=--quick                 # a short look at everything
-make proof ARGS=--missing               # what has no result yet
+make proof ARGS=--missing               # what has no report yet: not made, or failed
 make proof ARGS=--render                # no run, only the page
 ```
 
 The figures are those of the machine below. To compare, take the ratios: ours and the reference are measured in turn, in
-one run."""
+one run, unless the reference is a limit or a setting and not a measurement."""
 
 CHAOS = """\
 Real processes and servers are killed, frozen and cut off, as a seed decides, and a judge compares what was committed
@@ -24,19 +24,23 @@ with what arrived: see [chaos](chaos.md) for the faults and for what each column
 so in the last column."""
 
 RECOVERIES = """\
-The faults of all these runs together. The times are seconds from the end of a fault until all that had been committed by
-then had arrived, of those faults alone that no other came close to:"""
+The faults of all these runs together. The times are seconds from the end of a fault until all that had been committed
+by then had arrived, of those faults alone that no other came close to:"""
 
 BROKEN = """\
 The same chaos, with relays that are [broken in one way each](chaos.md#it-can-fail). Here the judge must find what that
 way leads to; if it does not, it is the judge that fails."""
 
 STORE = """\
-Ours and the reference are measured in turn, and the figures are medians. The ratio is ours by the reference."""
+Ours and the reference are measured in turn, and the figures are medians. The ratio is ours by the reference. Where that
+is a limit (`idle`, `memory`) or a setting (`latency` on other stores than PostgreSQL), only ours is measured."""
 
 BROKERS = """\
 From PostgreSQL to each broker, against a loop over that broker's client alone, which reads no database; and against the
-loop that one would write instead (`ownloop`). All work on the same cores."""
+loop that one would write instead (`ownloop`). `hotpublish` is `publish` with all messages in one key. All work on the
+same cores."""
 
 PEERS = """\
-Other systems and ours, on the same machine and the same database. It is said who is first, whoever it is."""
+Other systems and ours, on the same machine and one server, with a database each. How they are set up, and how to repeat
+this, is in [peers](peers.md). It is said who is first, whoever it is. Two are within each other's spread if the ranges
+of their rounds overlap."""

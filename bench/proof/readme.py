@@ -51,7 +51,7 @@ TOTALS = ("committed", "lost", "phantom", "reordered", "dead_by_outage")
 def speed_line(results: Results) -> str:
     """Against the peers; until they are measured, against the driver alone."""
     full = as_listed(results)
-    peers, drain = full.get("peers"), full.get("bench-postgresql-drain")
+    peers, drain = full.get("peers-drain"), full.get("bench-postgresql-drain")
     line = peers_line(peers.report) if peers and peers.report and not peers.status else ""
     return line or (drain_line(drain.report) if drain and drain.report and not drain.status else "")
 
@@ -62,7 +62,7 @@ def peers_line(report: dict[str, Any]) -> str:
     ranked = ranking(measure) if measure else {}
     if measure is None or our_best(ranked) is None:
         return ""
-    shown = ", ".join(f"{system} {figure(each.median)}" for system, each in ranked.items())
+    shown = ", ".join(f"{system} {figure(each.value)}" for system, each in ranked.items())
     return f"**{measure['measure'].capitalize()}**, {measure['unit']}, {measure['better']} is better: {shown}."
 
 

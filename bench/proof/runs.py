@@ -11,7 +11,7 @@ MINUTES = "5"
 SEEDS = (1, 2, 3)
 CHAOS = {"postgresql": "kafka", "mysql": "amqp", "sqlite": "file"}
 BREAKS = ("settle-first", "ignore-holds", "no-fencing", "count-outage", "naive-order")
-BACKLOGS = ("drain", "hotkey", "heldxmin", "heldkey", "backlog", "fetch", "later", "scale")
+BACKLOGS = ("drain", "hotkey", "heldxmin", "heldkey", "backlog", "fetch", "slowtask", "later", "scale")
 SERVER = (*BACKLOGS, "write", "latency", "idle", "memory")
 BENCHES = {
     "postgresql": (*SERVER, "doorbell"),
@@ -19,6 +19,18 @@ BENCHES = {
     "sqlite": ("drain", "hotkey", "write", "latency"),
 }
 BROKERS = ("kafka", "amqp", "redis", "nats", "mqtt", "sqs", "http")
+PEERS = {
+    "drain": "drain",
+    "onekey": "one-key",
+    "enqueue": "enqueue,enqueue-worker,session",
+    "latency": "latency",
+    "trickle": "trickle",
+    "backlog": "backlog,snapshot",
+    "kill": "kill",
+    "outage": "outage",
+    "overlap": "overlap",
+}
+"""The runs beside other systems, and what is measured in each: an error late in one does not lose the others."""
 
 ABOUT = {
     "drain": "a backlog is emptied",
@@ -27,6 +39,7 @@ ABOUT = {
     "heldkey": "a backlog, while twice as much waits behind a dead message",
     "backlog": "a large backlog",
     "fetch": "a backlog, while another relay has fourteen times as much and delivers nothing",
+    "slowtask": "a backlog, while a task of 60 seconds runs in another key",
     "later": "a backlog, while as much is due in a week and an old snapshot is open",
     "scale": "four relays at once, to a destination that takes its time",
     "write": "transactions that add a message",
@@ -131,6 +144,12 @@ def broker(what: str, to: str) -> Run:
     return Run(name=f"{what}-{to}", kind="broker", what=to, arguments=arguments)
 
 
+def peers(what: str, measures: str) -> Run:
+    shorter = ("--outage-minutes", "1") if what == "outage" else ()
+    arguments = ("bench", "peers", "--measures", measures)
+    return Run(name=f"peers-{what}", kind="peers", what=what, arguments=arguments, quick=("--quick", *shorter))
+
+
 RUNS: tuple[Run, ...] = (
     *(chaos(store, to, seed) for store, to in CHAOS.items() for seed in SEEDS),
     *map(broken, BREAKS),
@@ -138,7 +157,7 @@ RUNS: tuple[Run, ...] = (
     *(broker("publish", to) for to in BROKERS),
     broker("ownloop", "kafka"),
     *(broker("hotpublish", to) for to in HOT),
-    Run(name="peers", kind="peers", what="peers", arguments=("bench", "peers")),
+    *(peers(what, measures) for what, measures in PEERS.items()),
 )
 
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.peers import comparison, environments
+from bench.peers.amounts import FULL, QUICK
+from bench.peers.behaviours import OBSERVED, Behaviour
 from bench.peers.command import CHOICES, OUTAGE, make_parser
+from bench.peers.complaints import PROJECT, complaint
 from bench.peers.deliveries import Delivery, judge, parse_log, reordered_keys, silence
 from bench.peers.drivers.protocol import LOCK, ORDER, SIZE, Handler, Program, Writer, answer, backlog, compose, parse
-from bench.peers.environments import REQUIREMENTS, is_current, settings
-from bench.peers.measures import FULL, MEASURES
-from bench.peers.ranking import ahead_of, first, percentile, ranked, rotated, summary
-from bench.peers.systems import BEHAVIOURS, SYSTEMS
+from bench.peers.environments import REQUIREMENTS, NotBuilt, is_current, python_for, settings
+from bench.peers.kill import count, count_lines
+from bench.peers.measures import MEASURES, Measure, Round, percentiles
+from bench.peers.processes import DriverFailed
+from bench.peers.ranking import ahead_of, first, percentile, pooled, ranked, rotated, summary
+from bench.peers.stage import Stage
+from bench.peers.systems import BEHAVIOURS, SYSTEMS, System
+from tests.services.processes import ServerUnavailable
 
 # ------------------------------------------------------------------------------------------------ ranking
 
 
 def test_rounds_become_a_median_with_its_spread() -> None:
-    assert summary([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0, "rounds": [3.0, 1.0, 2.0]}
+    assert summary([3.0, 1.0, 2.0]) == {"value": 2.0, "low": 1.0, "high": 3.0, "rounds": [3.0, 1.0, 2.0]}
 
 
 def test_who_is_first_depends_on_what_is_better() -> None:
-    results = {"one": {"median": 10.0}, "two": {"median": 20.0}}
+    results = {"one": {"value": 10.0}, "two": {"value": 20.0}}
     assert first(results, "higher") == "two"
     assert first(results, "lower") == "one"
     assert ranked(results, "higher") == ["two", "one"]
@@ -50,6 +61,149 @@ def test_a_percentile_is_one_of_the_samples() -> None:
     assert percentile(samples, 0.5) == 50.0
     assert percentile(samples, 0.99) == 99.0
     assert percentile([7.0], 0.99) == 7.0
+
+
+def test_a_percentile_is_that_of_all_rounds_together() -> None:
+    rounds = [[1.0] * 99 + [50.0], [1.0] * 99 + [60.0]]
+    samples = [sample for each in rounds for sample in each]
+    found = pooled([percentile(each, 0.995) for each in rounds], samples, 0.99)
+    assert found == {"value": 1.0, "low": 50.0, "high": 60.0, "rounds": [50.0, 60.0], "samples": 200}
+
+
+# ------------------------------------------------------------------------------------------------ reporting
+
+
+class NoStage(Stage):
+    """Nothing is played on it."""
+
+    def __init__(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, rounds: dict[str, list[Round | Exception]], **changes: Any
+) -> list[dict[str, Any]]:
+    """What is reported of a measure whose rounds were these."""
+    left = {name: iter(each) for name, each in rounds.items()}
+
+    def run(stage: Stage, system: System, amount: object) -> Round:
+        found = next(left[system.name])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    name = changes.pop("name", "drain")
+    monkeypatch.setitem(MEASURES, name, replace(MEASURES[name], run=run, **changes))
+    amount = replace(QUICK, rounds=max(map(len, rounds.values())))
+    return comparison.measure(NoStage(), name, [SYSTEMS[each] for each in rounds], amount)
+
+
+def emptied(rate: float, acknowledged: int = 10, of: int = 10) -> Round:
+    return Round(values={"drain": rate}, acknowledged=acknowledged, of=of)
+
+
+def test_what_a_measure_is_and_with_how_much_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    (report,) = measured(monkeypatch, {"postroom": [emptied(3.0)], "txoutbox": [emptied(4.0)]})
+    assert report["about"] == MEASURES["drain"].about
+    assert report["amounts"]["messages"] == QUICK.messages
+    assert report["amounts"]["messages_for_procrastinate"] == QUICK.few_messages
+    assert (report["first"], report["ahead_of_postroom"]) == ("txoutbox", ["txoutbox"])
+    assert "unfinished" not in report
+    assert "failed" not in report
+
+
+def test_a_drain_that_was_cut_off_is_marked_with_its_least_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[Round | Exception] = [emptied(1.0, 7), emptied(1.0, 4), emptied(1.0, 9), emptied(1.0)]
+    (report,) = measured(monkeypatch, {"postroom": [emptied(3.0)] * 4, "txoutbox": rounds})
+    assert report["unfinished"] == {"txoutbox": {"acknowledged": 4, "of": 10}}
+
+
+def test_whose_time_is_not_that_of_the_others_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (report,) = measured(monkeypatch, {"postroom": [emptied(3.0)], "debezium": [emptied(3.0)]})
+    assert report["timed_without_start_and_stop"] == ["debezium"]
+    assert "keeps_no_order" not in report
+
+
+def test_one_that_fails_does_not_keep_the_others_from_their_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing: list[Round | Exception] = [DriverFailed(f"nothing at https://example.com in {PROJECT}/x"), emptied(1.0)]
+    (report,) = measured(monkeypatch, {"postroom": [emptied(3.0), emptied(5.0)], "txoutbox": failing})
+    assert report["failed"] == {"txoutbox": "nothing at (an address) in ./x"}
+    assert report["results"]["postroom"]["rounds"] == [3.0, 5.0]
+
+
+def test_percentiles_are_of_all_samples_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[Round | Exception] = [
+        Round(values={"latency p50": 1.0, "latency p99": 9.0}, samples=[1.0, 1.0, 9.0]),
+        Round(values={"latency p50": 2.0, "latency p99": 3.0}, samples=[2.0, 2.0, 3.0]),
+    ]
+    median, extreme = measured(monkeypatch, {"postroom": rounds}, name="latency")
+    assert median["results"]["postroom"] == {"value": 2.0, "low": 1.0, "high": 2.0, "rounds": [1.0, 2.0], "samples": 6}
+    assert extreme["results"]["postroom"]["value"] == 9.0
+    assert median["value_is"] == extreme["value_is"] == "all rounds together"
+
+
+def test_a_median_and_a_99th_are_made_of_delays() -> None:
+    assert [(each.measure, each.share) for each in percentiles("latency")] == [
+        ("latency p50", 0.5),
+        ("latency p99", 0.99),
+    ]
+
+
+def test_a_behaviour_that_fails_is_reported_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(stage: Stage, systems: Sequence[System], minutes: float) -> dict[str, dict[str, Any]]:
+        raise DriverFailed("it ended")
+
+    monkeypatch.setitem(OBSERVED, "kill", replace(OBSERVED["kill"], observe=fail))
+    report = comparison.observe(NoStage(), "kill", [SYSTEMS["postroom"]], 1.0)
+    assert (report["results"], report["failed"]) == ({}, "it ended")
+
+
+@pytest.mark.parametrize("name", sorted(BEHAVIOURS))
+def test_a_behaviour_of_nobody_is_not_observed(name: str) -> None:
+    report = comparison.observe(NoStage(), name, [SYSTEMS["debezium"]], 1.0)
+    assert report["results"] == {}
+    assert "failed" not in report
+
+
+@pytest.mark.parametrize("described", [*MEASURES.values(), *OBSERVED.values()])
+def test_everything_is_described_with_its_amounts(described: Measure | Behaviour) -> None:
+    amounts = described.amounts(FULL) if isinstance(described, Measure) else described.amounts
+    assert described.about.endswith(".")
+    assert amounts["payload_bytes"] == SIZE
+    assert "keys" in amounts
+
+
+def test_all_behaviours_can_be_observed() -> None:
+    assert set(OBSERVED) == BEHAVIOURS
+
+
+# ------------------------------------------------------------------------------------------------ complaints
+
+
+def test_a_complaint_names_neither_addresses_nor_folders_of_ours() -> None:
+    error = OSError(
+        f"'https://user:secret@index.example/simple/x' and postgresql://me@127.0.0.1/db\n  at {PROJECT}/bench/x.py, "
+        f"{Path.home()}/.cache/y, {tempfile.gettempdir()}/z"
+    )
+    assert complaint(error) == ("'(an address)' and (an address) at ./bench/x.py, ~/.cache/y, (a temporary folder)/z")
+
+
+def test_a_complaint_is_short() -> None:
+    assert len(complaint(OSError("x" * 5_000))) == 300
+
+
+def test_why_something_could_not_be_installed_is_told_to_whoever_runs_it_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(command: object, **options: object) -> None:
+        raise ServerUnavailable("no such package at https://index.example")
+
+    monkeypatch.setattr(environments, "run", fail)
+    monkeypatch.setattr(environments.places, "ROOT", tmp_path)
+    with pytest.raises(NotBuilt, match=r"^it could not be installed$"):
+        python_for(SYSTEMS["txoutbox"])
+    assert "index.example" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ judging
@@ -91,6 +245,13 @@ def test_a_log_may_end_in_the_middle_of_a_line() -> None:
         Delivery(key="a", number=1, at=2.5),
     ]
     assert parse_log("") == []
+
+
+def test_deliveries_are_counted_with_duplicates_and_without(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert (count_lines(log), count(log)) == (0, 0)
+    log.write_text("a 0 1.0\na 0 2.0\na 1 3.0\na 2")
+    assert (count_lines(log), count(log)) == (3, 2)
 
 
 def test_silence_is_the_longest_gap() -> None:
@@ -174,6 +335,20 @@ async def test_a_driver_fills_and_drains() -> None:
     drained = await answer(program, {"do": "drain", "url": "", "messages": 10, "keys": 2, "seconds": 10})
     assert drained["handled"] == 10
     assert 0 < drained["first_to_last"] <= drained["seconds"]
+
+
+async def test_a_drain_that_ends_early_is_timed_to_its_last_message() -> None:
+    system = Pretence()
+    await system.fill("", backlog(3, 1))
+    drained = await answer(Program(system), {"do": "drain", "url": "", "messages": 4, "keys": 1, "seconds": 0.2})
+    assert drained["handled"] == 3
+    assert drained["first_to_last"] < 0.1 < drained["seconds"]
+
+
+async def test_a_driver_says_which_runtime_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = Pretence()
+    monkeypatch.setattr(system, "runtime", lambda: {"java": "17"}, raising=False)
+    assert list((await answer(Program(system), {"do": "describe"}))["versions"]) == ["postroom", "java"]
 
 
 async def test_a_driver_describes_what_it_drives() -> None:

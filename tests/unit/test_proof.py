@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import __main__ as benches
+from bench import everything
+from bench.peers import command as peers_command
 from bench.proof import __main__ as program
 from bench.proof.markdown import figure, table
 from bench.proof.page import render
 from bench.proof.perform import as_report, follow
 from bench.proof.readme import BEGIN, END, rewrite
+from bench.proof.reasons import REASONS
 from bench.proof.results import Result, load, save
+from bench.proof.revision import revision
 from bench.proof.runs import RUNS, Asked, Run
 from chaos import __main__ as chaos
 
@@ -84,18 +91,36 @@ def of_bench(**changes: Any) -> dict[str, Any]:
 FAILED = {"failed": {"silent": "it said nothing"}}
 
 
-def of_peers(ours: float, theirs: float, better: str = "higher") -> dict[str, Any]:
-    def of(median: float) -> dict[str, Any]:
-        return {"median": median, "low": median / 2, "high": median * 2, "rounds": [median / 2, median, median * 2]}
+def of_peers(
+    ours: float, theirs: float, better: str = "higher", *, measure: str = "drain", spread: float = 1.25
+) -> dict[str, Any]:
+    def of(value: float) -> dict[str, Any]:
+        low, high = value / spread, value * spread
+        return {"value": value, "low": low, "high": high, "rounds": [low, value, high]}
 
     results: dict[str, Any] = {"postroom": of(ours), "rival": of(theirs), "silent": None}
+    frame = {"about": "How quick they are.", "amounts": {"messages": 40_000, "limit_seconds": 40.0}}
+    cut_off = {"unfinished": {"rival": {"acknowledged": 1_500, "of": 40_000}}}
+    raised = {"about": "It fails.", "amounts": {"keys": 20}, "minutes": 15.0}
     return {
         "name": "peers",
         "versions": {"rival": {"rival-core": "1.2"}, "server": "Somebase 17"},
         "durability": "fsync=on",
         "configured": {"rival": "as its manual says | all of it"},
-        "measures": [{"measure": "drain", "unit": "messages/s", "better": better, "results": results, **FAILED}],
-        "behaviours": [{"behaviour": "outage", "minutes": 15.0, "results": {"rival": {"lost_messages": 3}}}],
+        "measures": [
+            {
+                "measure": measure,
+                "unit": "messages/s",
+                "better": better,
+                "value_is": "median",
+                "results": results,
+                "timed_without_start_and_stop": ["rival"],
+                **frame,
+                **cut_off,
+                **FAILED,
+            }
+        ],
+        "behaviours": [{"behaviour": "outage", **raised, "results": {"rival": {"lost_messages": 3}}}],
         "left_out": {"another": "needs another Python"},
     }
 
@@ -130,6 +155,46 @@ def test_every_command_is_one_that_the_programs_understand(run: Run, quick: bool
         assert bool(understood.to) == bool(bench.to)
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_all_that_is_measured_beside_the_peers_is_run_once(quick: bool) -> None:
+    runs = [run.argv(quick=quick) for run in RUNS if run.kind == "peers"]
+    parsed = [peers_command.make_parser().parse_args(argv[3:]) for argv in runs]
+    assert [name for arguments in parsed for name in arguments.measures] == peers_command.CHOICES
+    assert all(arguments.quick == quick for arguments in parsed)
+
+
+def test_every_bench_is_run_somewhere() -> None:
+    assert {run.arguments[1] for run in RUNS if run.kind in ("bench", "broker")} == set(benches.BENCHES)
+
+
+def test_without_a_word_all_benches_are_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    performed: list[str] = []
+
+    def perform(run: Run, root: Path, *, quick: bool) -> Result:
+        performed.append(run.name)
+        report = of_bench() if run.name != "publish-nats" else None
+        return stored(run.name, report, status=0 if report else 2, quick=quick)[run.name]
+
+    monkeypatch.setattr(everything, "perform", perform)
+    monkeypatch.setattr(sys, "argv", ["bench", "--quick"])
+    with pytest.raises(SystemExit, match="1"):
+        benches.main()
+    expected = [run.name for run in RUNS if run.kind in ("bench", "broker")]
+    table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert performed == expected
+    assert [line[0].removeprefix("| ") for line in table[2:]] == expected
+    assert sum("**failed**, exit status 2" in line for line in table) == 1
+
+
+@pytest.mark.parametrize("words", [["--store", "mysql"], ["all", "--rounds", "3"], ["all", "--to", "kafka"]])
+def test_all_benches_are_run_as_they_are_listed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    with pytest.raises(SystemExit, match="2"):
+        benches.main()
+
+
 def test_every_broker_and_every_break_is_run() -> None:
     brokers, breaks = benches.BROKERS, chaos.BREAKS
     assert {run.what for run in RUNS if run.kind == "broker"} == set(brokers)
@@ -148,8 +213,16 @@ def test_a_part_is_chosen_by_name() -> None:
 def test_what_has_a_result_is_not_missing_unless_that_was_quick(
     stored_quick: bool, run_quick: bool, is_chosen: bool
 ) -> None:
-    results = stored("peers", None, quick=stored_quick)
-    assert bool(program.choose(results, "peers", quick=run_quick)) == is_chosen
+    results = stored("peers-drain", of_peers(2, 1), quick=stored_quick)
+    assert bool(program.choose(results, "peers-drain", quick=run_quick)) == is_chosen
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_failed_is_missing_and_what_broke_a_promise_is_not(quick: bool) -> None:
+    failed = stored("peers-drain", None, status=1)
+    broke = stored("chaos-sqlite-file-1", of_chaos(ok=False, violations=["lost 3"]), status=1)
+    assert [run.name for run in program.choose(failed, "peers-drain", quick=quick)] == ["peers-drain"]
+    assert program.choose(broke, "chaos-sqlite-file-1", quick=quick) == []
 
 
 def test_the_last_line_and_the_exit_status_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +238,7 @@ def test_a_last_line_that_is_no_object_is_no_report(line: str) -> None:
 
 
 def test_what_was_stored_is_read_again(tmp_path: Path) -> None:
-    results = {**stored("chaos-sqlite-file-1", of_chaos()), **stored("peers", None, status=2)}
+    results = {**stored("chaos-sqlite-file-1", of_chaos()), **stored("peers-drain", None, status=2)}
     for result in results.values():
         save(tmp_path, result)
     assert load(tmp_path) == results
@@ -235,7 +308,7 @@ def test_a_ratio_is_asked_to_be_at_least_or_at_most_something() -> None:
     assert not Asked("at most", 0.5).is_met(0.51)
 
 
-@pytest.mark.parametrize("name", ["chaos-sqlite-file-1", "bench-sqlite-drain", "publish-kafka", "peers"])
+@pytest.mark.parametrize("name", ["chaos-sqlite-file-1", "bench-sqlite-drain", "publish-kafka", "peers-drain"])
 def test_a_run_that_failed_is_shown_as_failed(name: str) -> None:
     page = page_of(stored(name, None, status=2))
     assert "**failed**, exit status 2" in page
@@ -244,7 +317,7 @@ def test_a_run_that_failed_is_shown_as_failed(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(RUN))
 def test_a_run_that_is_missing_is_shown_as_missing(name: str) -> None:
-    assert row(page_of(), name)[1] == "**not run**"
+    assert row(page_of(), name)[1:3] == ["–", "**not run**"]
 
 
 def test_a_quick_run_is_shown_with_its_own_command() -> None:
@@ -260,29 +333,91 @@ def test_a_quick_run_is_shown_with_its_own_command() -> None:
         (300, 100, "higher", "higher is better. First: postroom."),
         (100, 300, "higher", "higher is better. **First: rival**, 3.00 times as good as postroom."),
         (300, 100, "lower", "lower is better. **First: rival**, 3.00 times as good as postroom."),
+        (100, 90, "higher", "First: postroom; rival and it are within each other's spread."),
+        (90, 100, "higher", "**First: rival**, 1.11 times as good as postroom, within each other's spread."),
     ],
 )
 def test_whoever_is_first_among_the_peers_is_named(ours: float, theirs: float, better: str, words: str) -> None:
-    assert words in page_of(stored("peers", of_peers(ours, theirs, better)))
+    assert f"{words}\n" in page_of(stored("peers-drain", of_peers(ours, theirs, better)))
+
+
+def test_who_is_alone_is_not_first() -> None:
+    report = of_peers(300, 100)
+    del report["measures"][0]["results"]["rival"]
+    assert "higher is better. Alone: postroom.\n" in page_of(stored("peers-drain", report))
+
+
+def test_why_we_are_behind_is_said_only_when_we_are() -> None:
+    measure, reason = next(iter(REASONS.items()))
+    assert reason in page_of(stored("peers-enqueue", of_peers(100, 300, measure=measure)))
+    assert reason not in page_of(stored("peers-enqueue", of_peers(300, 100, measure=measure)))
+    assert reason not in page_of(stored("peers-enqueue", of_peers(100, 300)))
 
 
 def test_the_peers_are_shown_with_what_they_are_and_what_they_did() -> None:
-    page = page_of(stored("peers", of_peers(300, 100)))
+    page = page_of(stored("peers-drain", of_peers(300, 100)))
     assert row(page, "rival", "as its manual says \\| all of it") == []
-    assert row(page, "rival", "100") == ["50.0", "200", "50.0, 100, 200"]
+    assert row(page, "rival", "100") == ["80.0", "125", "80.0, 100, 125"]
     assert row(page, "silent") == ["no result", "–", "–", "–"]
+    assert "### drain\n\nHow quick they are.\n\nMade with: messages 40,000, limit seconds 40.\n\nIn " in page
+    assert "\n\nCut off by the limit, with so many messages acknowledged: rival (1,500 of 40,000).\n\n" in page
+    assert "\n\nTimed without start and stop: rival.\n\n" in page
     assert "\n\nFailed: silent: it said nothing.\n\n" in page
-    assert "### outage\n\nMinutes: 15.0.\n\n| system | lost messages |" in page
+    outage = "### outage\n\nIt fails.\n\nMade with: keys 20.\n\nMinutes: 15.0.\n\n| system | lost messages |"
+    assert outage in page
     assert "\n\nDurability: fsync=on.\n\n" in page
     assert "\n- rival-core 1.2\n- Somebase 17\n" in page
     assert row(page, "another") == ["needs another Python"]
+
+
+def test_several_runs_beside_the_peers_are_shown_as_one() -> None:
+    other = of_peers(300, 100, measure="drain one key")
+    other["configured"] = {"rival": "as its manual says | all of it", "postroom": "as it comes"}
+    other["behaviours"], other["left_out"] = [], {"a third": "it could not be installed"}
+    page = page_of(stored("peers-drain", of_peers(300, 100)), stored("peers-onekey", other))
+    assert row(page, "rival", "as its manual says \\| all of it") == []
+    assert row(page, "postroom", "as it comes") == []
+    assert re.findall("^### (.+)$", page, re.MULTILINE) == ["drain", "drain one key", "outage", "Left out"]
+    assert page.count("Durability: fsync=on.") == 1
+    assert (row(page, "another"), row(page, "a third")) == (["needs another Python"], ["it could not be installed"])
+
+
+def test_a_behaviour_without_results_is_shown_with_its_failure() -> None:
+    report = of_peers(300, 100)
+    report["behaviours"] = [{"behaviour": "kill", "about": "They die.", "results": {}, "failed": "it ended"}]
+    assert "### kill\n\nThey die.\n\nFailed: it ended.\n\n" in page_of(stored("peers-drain", report))
+
+
+def test_what_a_run_was_made_of_is_shown() -> None:
+    (result,) = stored("bench-sqlite-drain", of_bench()).values()
+    assert result.revision is None
+    link = "[bench-sqlite-drain](proof/results/bench-sqlite-drain.json)"
+    known = {result.name: replace(result, revision="1234abc-dirty")}
+    assert row(page_of({result.name: result}), link)[1] == "–"
+    assert row(page_of(known), link)[1] == "1234abc-dirty"
+
+
+def test_a_revision_is_a_commit_and_whether_what_is_measured_differs(tmp_path: Path) -> None:
+    assert revision(tmp_path) is None
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    for words in (("init", "-q"), (*identity, "commit", "-q", "--allow-empty", "-m", "First")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    commit = revision(tmp_path)
+    assert commit is not None
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("new")
+    assert revision(tmp_path) == commit
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "code.py").write_text("new")
+    assert revision(tmp_path) == f"{commit}-dirty"
 
 
 def test_the_same_results_give_the_same_bytes() -> None:
     results = {
         **stored("chaos-sqlite-file-1", of_chaos()),
         **stored("bench-sqlite-drain", of_bench()),
-        **stored("peers", of_peers(300, 100)),
+        **stored("peers-drain", of_peers(300, 100)),
     }
     page, plots = render(results)
     assert (page, plots) == render(results)
@@ -315,7 +450,7 @@ def test_the_readme_has_the_totals_of_chaos_and_the_peers() -> None:
         **stored("chaos-sqlite-file-1", of_chaos()),
         **stored("chaos-sqlite-file-2", of_chaos(seed=2, reordered=1, ok=False), status=1),
         **stored("chaos-sqlite-file-3", None, status=2),
-        **stored("peers", of_peers(300, 100)),
+        **stored("peers-drain", of_peers(300, 100)),
     }
     assert rewrite(EMPTY_README, results).splitlines()[3:5] == [
         "- **Chaos:** 6 faults in 10 minutes and 2 runs; of 24,690 committed messages 0 lost, 0 invented, 1 out of "
@@ -333,7 +468,7 @@ def test_without_results_as_listed_the_readme_says_nothing() -> None:
     quick = {
         **stored("chaos-sqlite-file-1", of_chaos(), quick=True),
         **stored("bench-postgresql-drain", of_bench(), quick=True),
-        **stored("peers", None, status=2),
+        **stored("peers-drain", None, status=2),
     }
     assert rewrite(EMPTY_README, quick) == EMPTY_README
     assert rewrite(rewrite(EMPTY_README, stored("bench-postgresql-drain", of_bench())), {}) == EMPTY_README
@@ -356,6 +491,12 @@ def test_the_page_and_the_readme_are_what_the_stored_results_make() -> None:
     assert (program.ROOT / program.PAGE).read_text(encoding="utf-8") == page
     assert readme == rewrite(readme, results)
     assert found == plots
+
+
+def test_no_result_names_an_address_or_a_folder_of_whoever_made_it() -> None:
+    unwanted = re.compile(rf"https?://|{re.escape(str(program.ROOT))}|{re.escape(str(Path.home()))}/|site-packages")
+    for path in (program.ROOT / program.RESULTS).glob("*.json"):
+        assert not unwanted.search(path.read_text(encoding="utf-8")), path.name
 
 
 # --- words

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import islice
 
 from faststream_outbox import OutboxBroker, make_outbox_table
 from sqlalchemy import MetaData, text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from .protocol import Handler, Writer, serve
 
@@ -28,7 +28,7 @@ class FaststreamOutbox:
     configured = (
         f"max_workers={WORKERS}, fetch_batch_size={BATCH}, terminal_flush_batch_size={FLUSH}, no logging of each "
         f"message; acknowledges up to {FLUSH} rows with one DELETE; keys mean nothing to it, and it keeps no order; "
-        "writes through a SQLAlchemy AsyncSession"
+        "writes through a SQLAlchemy AsyncConnection"
     )
     left = "SELECT convert_from(payload, 'UTF8'), 'pending' FROM outbox"
 
@@ -57,10 +57,28 @@ class FaststreamOutbox:
 
     @asynccontextmanager
     async def writer(self, url: str) -> AsyncIterator[Writer]:
+        async with connected(url) as engine, engine.connect() as connection:
+            yield ConnectionWriter(connection, OutboxBroker(engine, outbox_table=TABLE, logger=None))
+
+    @asynccontextmanager
+    async def session_writer(self, url: str) -> AsyncIterator[Writer]:
         async with connected(url) as engine:
             yield SessionWriter(engine)
 
-    session_writer = writer
+
+class ConnectionWriter:
+    def __init__(self, connection: AsyncConnection, broker: OutboxBroker) -> None:
+        self._connection = connection
+        self._broker = broker
+
+    def transaction(self) -> AbstractAsyncContextManager[object]:
+        return self._connection.begin()
+
+    async def execute(self, statement: str) -> None:
+        await self._connection.execute(text(statement))
+
+    async def add(self, key: str, payload: str) -> None:
+        await self._broker.publish(payload, queue=QUEUE, session=self._connection)
 
 
 class SessionWriter:

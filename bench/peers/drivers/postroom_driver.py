@@ -20,8 +20,9 @@ TOPIC = "orders"
 class Postroom:
     packages = ("postroom", "asyncpg", "sqlalchemy")
     configured = (
-        "defaults: one relay, an async function as its destination, batches of 500; acknowledges many rows with one "
-        "DELETE; keeps the order of each key; writes through asyncpg"
+        "defaults: one relay, an async function as its destination, batches of 500; acknowledges all that was handled "
+        "since the last time, never more than 2,000 rows, with one DELETE; keeps the order of each key; writes through "
+        "asyncpg"
     )
     left = """
         SELECT convert_from(payload, 'UTF8'), 'pending' FROM postroom_outbox

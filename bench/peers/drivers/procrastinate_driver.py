@@ -20,6 +20,7 @@ from .protocol import Handler, Writer, serve
 TASK = "deliver"
 CONCURRENCY = 20
 MANY_KEYS = 100
+EVERY_MINUTE = "* * * * *"
 
 
 class Procrastinate:
@@ -28,11 +29,12 @@ class Procrastinate:
         f'concurrency={CONCURRENCY}, as many connections, delete_jobs="successful", lock=key; with few keys '
         "concurrency=1, as a worker that finds them all locked waits for its next poll (5 s); fetches and acknowledges "
         "each message by itself; the lock keeps the order of ids in each key; its default policy does not retry, and "
-        "keeps what failed; writes through psycopg"
+        "keeps what failed; the periodic task of its documentation retries stalled jobs, here every minute instead of "
+        "every ten; writes through psycopg"
     )
     left = """
         SELECT args->>'payload', CASE WHEN status IN ('todo', 'doing') THEN 'pending' ELSE 'dead' END
-        FROM procrastinate_jobs WHERE status <> 'succeeded'"""
+        FROM procrastinate_jobs WHERE status <> 'succeeded' AND task_name = 'deliver'"""
 
     async def prepare(self, url: str) -> None:
         async with opened(url) as app:
@@ -51,6 +53,7 @@ class Procrastinate:
             async def deliver(payload: str) -> None:
                 await handle(payload)
 
+            add_retries(app)
             options: dict[str, Any] = {"delete_jobs": "successful", "install_signal_handlers": False}
             concurrency = CONCURRENCY if keys >= MANY_KEYS else 1
             running = asyncio.create_task(app.run_worker_async(concurrency=concurrency, **options))
@@ -84,6 +87,16 @@ class PsycopgWriter:
 
 def job_of(key: str, payload: str) -> Job:
     return Job(queue="default", lock=key, queueing_lock=None, task_name=TASK, task_kwargs={"payload": payload})
+
+
+def add_retries(app: App) -> None:
+    """Without them, what a killed worker held is held for ever, and so is the rest of its key."""
+
+    @app.periodic(cron=EVERY_MINUTE)
+    @app.task(name="retry_stalled_jobs", queueing_lock="retry_stalled_jobs")
+    async def retry_stalled_jobs(timestamp: int) -> None:
+        for job in await app.job_manager.get_stalled_jobs():
+            await app.job_manager.retry_job(job)
 
 
 @asynccontextmanager

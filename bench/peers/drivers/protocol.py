@@ -37,7 +37,11 @@ class Writer(Protocol):
 
 
 class System(Protocol):
-    """How one system is used, configured as its own documentation has it for throughput."""
+    """How one system is used, configured as its own documentation has it for throughput.
+
+    It may also have a `session_writer`, as `writer` but through an ORM session, and a `runtime`: versions by name of
+    what it needs beyond Python.
+    """
 
     @property
     def packages(self) -> Sequence[str]:
@@ -99,6 +103,7 @@ class Program:
 
     async def describe(self) -> dict[str, Any]:
         versions = {package: version(package) for package in self._system.packages}
+        versions |= getattr(self._system, "runtime", dict)()
         return {"versions": versions, "configured": self._system.configured, "left": self._system.left}
 
     async def prepare(self, url: str) -> None:
@@ -115,10 +120,10 @@ class Program:
         async def handle(payload: str | bytes) -> None:
             nonlocal handled, first, last
             handled += 1
+            last = time.perf_counter()
             if handled == 1:
-                first = time.perf_counter()
+                first = last
             if handled == messages:
-                last = time.perf_counter()
                 done.set()
 
         start = time.perf_counter()
@@ -126,8 +131,7 @@ class Program:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await done.wait()
-        end = time.perf_counter()
-        return {"handled": handled, "seconds": end - start, "first_to_last": (last or end) - first}
+        return {"handled": handled, "seconds": time.perf_counter() - start, "first_to_last": last - first}
 
     async def enqueue(self, url: str, seconds: float, writers: int, session: bool = False) -> dict[str, Any]:
         """Write as an application does, through so many connections at once."""
