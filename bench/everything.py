@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def main(*, quick: bool) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
     runs = [*of_kind("bench"), *of_kind("broker")]
-    results = [measure(run, f"{number} of {len(runs)}", quick=quick) for number, run in enumerate(runs, 1)]
-    print(summary(runs, results))
+    results: list[Result] = []
+    try:
+        for number, run in enumerate(runs, 1):
+            results.append(measure(run, f"{number} of {len(runs)}", quick=quick))
+    finally:  # whoever ends it early has what there is
+        print(summary(runs[: len(results)], results), flush=True)
     sys.exit(1 if any(result.status for result in results) else 0)
 
 

@@ -3,7 +3,7 @@
 Writers commit messages, and in the same transaction a note of each. Relays deliver them while they, the writers, the
 database, the broker and the network between them are killed, frozen and cut. A consumer writes down what arrives. At
 the end a judge that knows nothing of Postroom compares. The last line printed is one JSON object. Exit status: 0 if
-every promise held, 1 if one was broken, 2 if the harness itself did not work.
+every promise held, 1 if one was broken, 2 if the harness itself did not work, 143 if it was told to end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     folder = Path(arguments.keep or tempfile.mkdtemp(prefix="postroom-chaos-")).resolve()
     if arguments.keep and folder.exists() and any(folder.iterdir()):
         parser.error(f"--keep {folder}: it must be a new folder, or an empty one")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
     try:
         report = run(plan, folder, arguments.broken)
     except ServerUnavailable as error:
@@ -53,12 +53,14 @@ def main() -> None:
         traceback.print_exc()
         print(f"This says nothing of Postroom: the harness failed. What there is, is in {folder}", file=sys.stderr)
         sys.exit(2)
-    if report["ok"]:
+    for mishap in report["mishaps"]:
+        print(f"The harness failed: {mishap}", file=sys.stderr)
+    if report["ok"] and not report["mishaps"]:
         remove(folder, arguments.keep)
     else:
         print(f"What everybody wrote down is in {folder}", file=sys.stderr)
     print(json.dumps(report))
-    sys.exit(0 if report["ok"] else 1)
+    sys.exit(2 if report["mishaps"] else not report["ok"])
 
 
 def remove(folder: Path, kept: str | None) -> None:
@@ -77,6 +79,7 @@ def run(plan: Plan, folder: Path, broken: str | None) -> dict[str, Any]:
         **{name: value for name, value in asdict(verdict).items() if name not in ("recoveries", "duplicates_of")},
         "ok": not verdict.violations,
         "violations": verdict.violations,
+        "mishaps": stage.mishaps,
         "caught": None if broken is None else is_caught(broken, verdict),
         "faults": faults(stage, verdict),
     }

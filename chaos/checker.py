@@ -7,12 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Literal, NamedTuple
 
 AFTERMATH = 2.0
 """Seconds after a fault in which what was under way when it began may still arrive."""
 UNSETTLED = 3.0
 """Seconds for which what has arrived may not be settled yet."""
+HANDED_OUT_AGAIN = 20.0
+"""Seconds within which a destination that was killed may hand out again what a consumer has not acknowledged."""
+SOON = 30.0
+"""Seconds in which a fault must be over: longer than a lease, a time-out, a pause of a breaker and the retries of a
+message together."""
 
 Mood = Literal["good", "moody", "poison"]
 
@@ -45,6 +51,8 @@ class Arrival(NamedTuple):
     """The consumer may have seen this very copy before: the destination says so."""
     said: tuple[str, str | None] = ("", None)
     """Id and key, as the content has them."""
+    is_readable: bool = True
+    """Its id and all else that is sent along could be found."""
 
 
 class Fault(NamedTuple):
@@ -57,6 +65,7 @@ class Fault(NamedTuple):
     """Whether what a relay had under way may arrive after another has taken its place."""
     happened: bool = True
     """It had something to break."""
+    aftermath: float = AFTERMATH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +80,7 @@ class History:
     in_flight: int
     """What one relay may have under way at most."""
     failures: Sequence[str] = ()
-    """Relays that ended by themselves, or did not end well when they were asked to."""
+    """Relays and writers that ended by themselves, or did not end well when they were asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ class Verdict:
     undead: int
     """Poison that was delivered."""
     corrupted: int
-    """Arrived with the content, or the key, of another."""
+    """Arrived with the content, or the key, of another, or so that nobody can tell what it is."""
     duplicates: int
     duplicates_allowed: int
     """As many as were under way when something broke, at most."""
@@ -102,7 +111,7 @@ class Verdict:
     waiting: int
     failures: list[str]
     largest_gap: float
-    """Seconds without any arrival."""
+    """Seconds without any arrival, since the first commit."""
     largest_delay: float
     """Seconds from a commit to the first arrival."""
     recoveries: list[float | None]
@@ -122,7 +131,8 @@ class Verdict:
             "corrupted": self.corrupted,
             "stuck": self.waiting,
             "duplicates beyond what was in flight": self.duplicates_unexplained,
-            "relays that failed": len(self.failures),
+            "relays or writers that failed": len(self.failures),
+            f"faults that were not over after {SOON:g} s": sum((each or 0.0) > SOON for each in self.recoveries),
         }
         found = [f"{name} {number}" for name, number in wrong.items() if number]
         return found if self.delivered else [*found, "nothing was delivered at all"]
@@ -130,7 +140,8 @@ class Verdict:
 
 def judge(history: History) -> Verdict:
     committed = {message.id: message for message in history.committed}
-    arrivals = without_repetitions(history.arrivals)
+    unreadable = sum(not arrival.is_readable for arrival in history.arrivals)
+    arrivals = without_repetitions(arrival for arrival in history.arrivals if arrival.is_readable)
     firsts = first_of_each(arrivals)
     poison = {message.id for message in history.committed if message.mood == "poison"}
     lost = committed.keys() - firsts.keys() - history.dead
@@ -151,7 +162,7 @@ def judge(history: History) -> Verdict:
         dead=len(history.dead),
         dead_by_outage=len(dead_by_outage),
         undead=len(poison & firsts.keys()),
-        corrupted=len(corrupted),
+        corrupted=len(corrupted) + unreadable,
         duplicates=len(arrivals) - len(firsts),
         duplicates_allowed=excuses.allowed,
         duplicates_of=excuses.taken,
@@ -159,7 +170,7 @@ def judge(history: History) -> Verdict:
         crashes=sum(fault.happened and fault.relays > 0 for fault in history.faults),
         waiting=history.waiting,
         failures=list(history.failures),
-        largest_gap=largest_gap(arrivals),
+        largest_gap=largest_gap(arrivals, history.committed),
         largest_delay=max(delays, default=0.0),
         recoveries=[recovery(fault, history.faults, firsts, committed) for fault in history.faults],
         examples={
@@ -194,7 +205,7 @@ class Excuses:
         """Whether there is one left. That which is good for the shortest time is taken."""
         for number in self._soonest_over:
             fault = self._faults[number]
-            if self._left[number] and fault.begin - self._before <= at <= fault.end + AFTERMATH:
+            if self._left[number] and fault.begin - self._before <= at <= fault.end + fault.aftermath:
                 self._left[number] -= 1
                 self.taken[number] += 1
                 return True
@@ -202,13 +213,13 @@ class Excuses:
 
 
 def without_repetitions(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """A copy that the destination hands out again, and that is here already, was not sent again."""
-    seen: set[str] = set()
+    """A copy that the destination hands out again, and that came a moment ago, was not sent again."""
+    seen: dict[str, float] = {}
     kept: list[Arrival] = []
     for arrival in arrivals:
-        if not (arrival.is_again and arrival.id in seen):
+        if not (arrival.is_again and arrival.at - seen.get(arrival.id, -inf) <= HANDED_OUT_AGAIN):
             kept.append(arrival)
-        seen.add(arrival.id)
+        seen[arrival.id] = arrival.at
     return kept
 
 
@@ -293,8 +304,10 @@ def explain_duplicates(
     return excuses, [copy.id for copy in copies if not excuses.take(firsts[copy.id].at)]
 
 
-def largest_gap(arrivals: Sequence[Arrival]) -> float:
-    times = [arrival.at for arrival in arrivals]
+def largest_gap(arrivals: Sequence[Arrival], committed: Iterable[Committed]) -> float:
+    """A delivery that does not begin is one, too."""
+    begin = min((message.at for message in committed), default=inf)
+    times = [*([begin] if arrivals and begin < arrivals[0].at else []), *(arrival.at for arrival in arrivals)]
     return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 

@@ -41,7 +41,7 @@ async def from_file(orders: Orders) -> AsyncIterator[Arrival]:
                 for line in lines:
                     with suppress(ValueError):  # whoever wrote this was killed in the middle of it
                         record = json.loads(line)
-                        yield arrival(record["headers"], record["payload"])
+                        yield arrival(record.get("headers"), record.get("payload"))
             else:
                 await asyncio.sleep(PAUSE)
 
@@ -64,8 +64,7 @@ async def from_kafka(orders: Orders) -> AsyncIterator[Arrival]:
             async for record in consumer:
                 if record.offset >= offsets.get(record.partition, 0):
                     offsets[record.partition] = record.offset + 1
-                    headers = {name: value.decode() for name, value in record.headers}
-                    yield arrival(headers, json.loads(record.value or b"{}"))
+                    yield arrival(dict(record.headers), record.value)
         except (KafkaError, OSError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(PATIENCE)
@@ -85,7 +84,7 @@ async def from_amqp(orders: Orders) -> AsyncIterator[Arrival]:
                 queue = await channel.get_queue(orders.place)
                 async with queue.iterator() as messages:
                     async for message in messages:
-                        yield arrival(message.headers, json.loads(message.body), is_again=bool(message.redelivered))
+                        yield arrival(message.headers, message.body, is_again=bool(message.redelivered))
                         await message.ack()
         except (TimeoutError, AMQPError, OSError, RuntimeError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -96,17 +95,28 @@ PARTITIONS = 4
 READERS = {"file": from_file, "kafka": from_kafka, "amqp": from_amqp}
 
 
-def arrival(headers: Mapping[str, Any], payload: Mapping[str, Any], *, is_again: bool = False) -> Arrival:
-    """From what any consumer of Postroom's messages can see."""
-    number, generation = headers.get("postroom-sequence"), headers.get("postroom-generation")
+def arrival(headers: Any, payload: Any, *, is_again: bool = False) -> Arrival:
+    """From what any consumer of Postroom's messages can see. What is wrong with one is for the judge to say."""
+    at = time.time()
+    try:
+        return understood(at, headers, payload, is_again=is_again)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        print(f"cannot be read: {type(error).__name__}: {error}: {headers} {payload}", file=sys.stderr, flush=True)
+        return Arrival(at, "", None, None, 0, is_again, is_readable=False)
+
+
+def understood(at: float, headers: Mapping[str, Any], payload: Any, *, is_again: bool) -> Arrival:
+    words = {name: value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
+    content = json.loads(payload) if isinstance(payload, bytes) else payload
+    number, generation = words.get("postroom-sequence"), words.get("postroom-generation")
     return Arrival(
-        time.time(),
-        str(headers["postroom-id"]),
-        headers.get("postroom-key"),
+        at,
+        str(words["postroom-id"]),
+        words.get("postroom-key"),
         None if number is None else (int(generation or 0), int(number)),
-        int(headers["postroom-epoch"]),
+        int(words["postroom-epoch"]),
         is_again,
-        (payload["id"], payload["key"]),
+        (content["id"], content["key"]),
     )
 
 
@@ -123,8 +133,8 @@ def read_log(path: Path) -> list[Arrival]:
     lines = path.read_text().split("\n")[:-1]
     arrivals: list[Arrival] = []
     for line in lines:
-        at, id, key, sequence, epoch, is_again, said = json.loads(line)
-        arrivals.append(Arrival(at, id, key, tuple(sequence) if sequence else None, epoch, is_again, tuple(said)))
+        read = Arrival(*json.loads(line))
+        arrivals.append(read._replace(sequence=tuple(read.sequence) if read.sequence else None, said=tuple(read.said)))
     return arrivals
 
 

@@ -35,16 +35,14 @@ SETTLED = 6.0
 """Seconds without an arrival, after which nothing more is expected if nothing is missing."""
 PATIENCE = 30.0
 """The same if something is."""
+CONSUMER_BACK = 5.0
+"""Seconds that a consumer may take to find its broker again, and to read what was sent before it was killed."""
 START = 10.0
 """Seconds that a relay, or the database, has to be there."""
 
 HANDS = ("session", "driver")
 
 Say = Callable[[str], None]
-
-
-class Mishap(Exception):
-    """The harness itself did not work."""
 
 
 @dataclass(slots=True)
@@ -55,6 +53,7 @@ class Deed:
     relays: int = 0
     """Hit by it, with something under way."""
     makes_stale: bool = False
+    aftermath: float = checker.AFTERMATH
 
 
 class Stage:
@@ -72,6 +71,8 @@ class Stage:
         self.faults: list[checker.Fault] = []
         self.versions: list[str] = []
         self.drained_in: float | None = None
+        self.mishaps: list[str] = []
+        """In which the harness itself did not work."""
 
     async def play(self) -> History:
         with ExitStack() as stack:
@@ -148,7 +149,9 @@ class Stage:
             self._say(f"{fault.kind}{f': {target}' if target not in fault.kind else ''}, {fault.seconds:.1f} s")
             yield deed
             self.faults.append(
-                checker.Fault(fault.kind, begin, time.time(), deed.relays, deed.makes_stale, deed.happened)
+                checker.Fault(
+                    fault.kind, begin, time.time(), deed.relays, deed.makes_stale, deed.happened, deed.aftermath
+                )
             )
 
     async def _kill_relay(self, fault: Fault) -> None:
@@ -261,6 +264,7 @@ class Stage:
                     deed.happened = machine.proxy.swallowed.is_set()
                 case _:
                     deed.happened = machine.is_running
+                    deed.aftermath = CONSUMER_BACK if noun == "broker" else checker.AFTERMATH
                     await asyncio.to_thread(machine.kill if verb == "kill" else machine.shut_down)
                     await asyncio.sleep(fault.seconds)
                     await asyncio.to_thread(machine.start_again)
@@ -288,7 +292,7 @@ class Stage:
         waiting = await self._drained(engine)
         self.drained_in = round(time.monotonic() - begin, 1)
         await asyncio.to_thread(self._stop, [*self._relays.values(), *self._others])
-        await asyncio.to_thread(self._look_for_mishaps, engine)
+        self.mishaps = await asyncio.to_thread(self._find_mishaps, engine)
         committed = await asyncio.to_thread(read_committed, engine)
         (self._folder / "committed.jsonl").write_text("".join(f"{json.dumps(message)}\n" for message in committed))
         return History(
@@ -298,16 +302,26 @@ class Stage:
             waiting=waiting,
             faults=self.faults,
             in_flight=relay.IN_FLIGHT,
-            failures=[player.failure for player in self._others if player.module == "relay" and player.failure],
+            failures=[
+                f"{player.failure}. Its last words:\n{player.last_words()}"
+                for player in self._others
+                if player.module != "consumer" and player.failure
+            ],
         )
 
-    def _look_for_mishaps(self, engine: Engine) -> None:
-        for player in self._others:
-            if player.module != "relay" and player.failure:
-                raise Mishap(f"{player.failure}. Its last words:\n{player.last_words()}")
+    def _find_mishaps(self, engine: Engine) -> list[str]:
+        """What makes the run say little, whatever the judge says of it."""
+        found = [
+            f"{player.failure}. Its last words:\n{player.last_words()}"
+            for player in self._others
+            if player.module == "consumer" and player.failure
+        ]
         expected = {(hand, order) for hand in HANDS for order in ("locked", "strict", "none")}
         if missing := expected - kinds_of_writing(engine):
-            raise Mishap(f"nothing was committed by {', '.join(' '.join(kind) for kind in sorted(missing))} writers")
+            found.append(f"nothing was committed by {', '.join(' '.join(kind) for kind in sorted(missing))} writers")
+        if not any(fault.happened for fault in self.faults):
+            found.append("nothing was broken: the run was too short for that")
+        return found
 
     async def _drained(self, engine: Engine) -> int:
         """Wait until nothing is left and nothing comes any more; how many are left when patience ends."""

@@ -56,8 +56,10 @@ class Writer:
             try:
                 hand = hand or self._connect()
                 self._transact(hand)
-            except Exception as error:  # the database is away, or wants it tried again: the ledger tells what is there
-                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            except Exception as error:
+                if not is_of_the_database(error):
+                    raise
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # the ledger tells what is there
                 _close(hand)
                 hand = None
         _close(hand)
@@ -73,7 +75,8 @@ class Writer:
             if random.random() < 0.1:
                 with hand.savepoint():
                     self._write(hand)
-                    raise TakenBack
+                    if random.random() < 0.5:
+                        raise TakenBack
         except TakenBack:
             pass
         if random.random() < 0.03:
@@ -85,7 +88,6 @@ class Writer:
             hand.commit()
 
     def _write(self, hand: Hand) -> None:
-        """Only one key is locked at a time, so that nobody waits in a circle."""
         random, count = self._random, self._random.choice((1, 1, 1, 2, 5))
         kind = random.random()
         if kind < 0.6:
@@ -124,6 +126,15 @@ class Writer:
             Truth(id=message.id, name=name, mood=message.type, has_sequence=has_sequence, hand=hand.kind, at=0.0)
             for message in messages
         ]
+
+
+AWAY = {"OperationalError", "InterfaceError", "InternalError"}
+"""Errors, as every driver names them, of a database that is away, or that wants all of it tried again."""
+
+
+def is_of_the_database(error: BaseException) -> bool:
+    """All others are somebody's fault, and are not to happen."""
+    return isinstance(error, OSError) or any(each.__name__ in AWAY for each in type(error).__mro__)
 
 
 def _close(hand: Hand | None) -> None:

@@ -13,6 +13,7 @@ import psycopg
 from bench.postgresql import PostgreSQL, ask, name_of
 from tests.services.processes import wait_until
 
+from .complaints import complaint
 from .processes import Driver, driver
 from .systems import System
 
@@ -94,8 +95,15 @@ class Stage:
         try:
             yield url
         finally:
+            self._drop(url)
+
+    def _drop(self, url: str) -> None:
+        """What has been measured there counts, even if this fails."""
+        try:
             wait_until(lambda: drop_slots(url), seconds=20)
             self.database.drop(url)
+        except Exception as error:
+            print(f"a database could not be dropped: {complaint(error)}", flush=True)
 
 
 def drop_slots(url: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -23,8 +24,9 @@ README = Path("README.md")
 
 def main() -> None:
     arguments = make_parser().parse_args()
-    results = load(ROOT / RESULTS) if arguments.missing else {}
-    chosen = [] if arguments.render else choose(results, arguments.only, quick=arguments.quick)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
+    results, quick = load(ROOT / RESULTS), arguments.quick
+    chosen = [] if arguments.render else choose(results, arguments.only, quick=quick, missing=arguments.missing)
     try:
         failed = perform_all(chosen, quick=arguments.quick)
     finally:
@@ -43,20 +45,25 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--missing", action="store_true", help="those without a report: not made, or failed, or made quickly"
     )
-    parser.add_argument("--quick", action="store_true", help="short versions: a look, and shown as such")
+    parser.add_argument(
+        "--quick", action="store_true", help="short versions of what was not made in full: a look, and shown as such"
+    )
     parser.add_argument("--render", action="store_true", help="no runs: the page from what is stored")
     return parser
 
 
-def choose(results: Results, only: str, *, quick: bool) -> list[Run]:
-    """Those of which there is no report. One that says that a promise was broken is one, and stays. A quick run never
-    takes the place of another."""
+def choose(results: Results, only: str, *, quick: bool = False, missing: bool = False) -> list[Run]:
+    """All of that name, or those of which there is no report. One that says that a promise was broken is one, and
+    stays. A quick run never takes the place of another."""
 
-    def is_missing(run: Run) -> bool:
+    def is_wanted(run: Run) -> bool:
         result = results.get(run.name)
-        return result is None or result.report is None or (not quick and result.command != run.command)
+        if result is None or result.report is None:
+            return True
+        is_full = result.command == run.command
+        return not (quick and is_full) and not (missing and (quick or is_full))
 
-    return [run for run in RUNS if fnmatchcase(run.name, only) and is_missing(run)]
+    return [run for run in RUNS if fnmatchcase(run.name, only) and is_wanted(run)]
 
 
 def perform_all(runs: Sequence[Run], *, quick: bool) -> int:

@@ -57,7 +57,8 @@ def place_of(report: dict[str, Any]) -> list[object]:
 
 
 def verdict(report: dict[str, Any]) -> str:
-    return "held" if report["ok"] else f"**broken**: {', '.join(report['violations'])}"
+    words = "held" if report["ok"] else f"**broken**: {', '.join(report['violations'])}"
+    return f"{words}; **the harness failed**: {', '.join(report['mishaps'])}" if report["mishaps"] else words
 
 
 Faults = dict[str, list[dict[str, Any]]]

@@ -37,11 +37,15 @@ def follow(command: list[str], folder: Path) -> tuple[int, str]:
     last = ""
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip():
-                last = line
-                if as_report(line) is None:
-                    print(f"  {line.rstrip()}", flush=True)
+        try:
+            for line in process.stdout:
+                if line.strip():
+                    last = line
+                    if as_report(line) is None:
+                        print(f"  {line.rstrip()}", flush=True)
+        except BaseException:  # we are told to end: so is it, and what it has started
+            process.terminate()
+            raise
     return process.returncode, last
 
 

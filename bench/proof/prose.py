@@ -10,7 +10,7 @@ the page with the results. A run that failed is shown as failed, and one that is
 ```sh
 make proof                              # everything: takes hours
 make proof ARGS="--only 'bench-*'"      # a part
-make proof ARGS=--quick                 # a short look at everything
+make proof ARGS=--quick                 # a short look at what was not made in full
 make proof ARGS=--missing               # what has no report yet: not made, or failed
 make proof ARGS=--render                # no run, only the page
 ```

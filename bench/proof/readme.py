@@ -34,13 +34,15 @@ def chaos_line(results: Results) -> str:
     if not reports:
         return ""
     total = {name: sum(report[name] for report in reports) for name in TOTALS}
-    faults = sum(len(report["faults"]) for report in reports)
+    faults = sum(fault["happened"] for report in reports for fault in report["faults"])
     minutes = sum(report["seconds"] for report in reports) / 60
     failed = len(runs) - len(reports)
+    broken = [violation for report in reports for violation in report["violations"]]
     return (
         f"**Chaos:** {figure(faults)} faults in {minutes:g} minutes and {len(reports)} runs; of "
         f"{figure(total['committed'])} committed messages {figure(total['lost'])} lost, {figure(total['phantom'])} "
         f"invented, {figure(total['reordered'])} out of order, {figure(total['dead_by_outage'])} dead by an outage."
+        + (f" **Promises that were broken:** {', '.join(broken)}." if broken else "")
         + (f" {failed} more failed." if failed else "")
     )
 
@@ -60,9 +62,13 @@ def peers_line(report: dict[str, Any]) -> str:
     """Of the first measure, the best first."""
     measure = next(iter(report.get("measures", ())), None)
     ranked = ranking(measure) if measure else {}
-    if measure is None or our_best(ranked) is None:
+    if measure is None or our_best(ranked) is None or len(ranked) < 2:
         return ""
-    shown = ", ".join(f"{system} {figure(each.value)}" for system, each in ranked.items())
+    apart = measure.get("timed_without_start_and_stop", ())
+    shown = ", ".join(
+        f"{system} {figure(each.value)}{' (timed without its start and stop)' if system in apart else ''}"
+        for system, each in ranked.items()
+    )
     return f"**{measure['measure'].capitalize()}**, {measure['unit']}, {measure['better']} is better: {shown}."
 
 

@@ -131,7 +131,7 @@ def broken(what: str) -> Run:
         what=what,
         arguments=("chaos", "--break", what, "--store", "postgresql", "--to", "kafka", "--seed", "1"),
         full=("--minutes", "2"),
-        quick=("--minutes", "0.5"),
+        quick=("--minutes", "1"),
     )
 
 

@@ -12,7 +12,9 @@ from chaos.breaks import BREAKS, replace
 APPLY = """
 from types import SimpleNamespace
 from chaos.breaks import BREAKS
+from postroom.ports import Fetched, Store
 
+assert hasattr(Store, "fetch") and "horizon" in Fetched._fields
 BREAKS[{name!r}].apply(SimpleNamespace(fetch=None), SimpleNamespace(features=None))
 """
 

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from chaos import checker
-from chaos.checker import AFTERMATH, UNSETTLED, Arrival, Committed, Fault, History, Verdict, judge
+from chaos.checker import (
+    AFTERMATH,
+    HANDED_OUT_AGAIN,
+    SOON,
+    UNSETTLED,
+    Arrival,
+    Committed,
+    Fault,
+    History,
+    Verdict,
+    judge,
+)
 
 IN_FLIGHT = 2
 
@@ -181,13 +192,25 @@ def test_the_content_and_the_key_of_another_are_noticed(change: dict[str, Any]) 
 
 def test_a_relay_that_ends_by_itself_is_noticed() -> None:
     verdict = judged(committed("a", 1), arrived("a-1"), failures=["relay 1 ended with status 1"])
-    assert verdict.violations == ["relays that failed 1"]
+    assert verdict.violations == ["relays or writers that failed 1"]
+
+
+def test_what_cannot_be_read_is_noticed() -> None:
+    unreadable = Arrival(1, "", None, None, 0, is_readable=False)
+    verdict = judged(committed("a", 1), [*arrived("a-1"), unreadable])
+    assert (verdict.violations, verdict.delivered) == (["corrupted 1"], 1)
 
 
 def test_a_copy_that_the_destination_hands_out_again_is_no_duplicate() -> None:
     arrivals = [*arrived("a-1"), *arrived("a-1", "a-2", is_again=True)]
     verdict = judged(committed("a", 1, 2), arrivals)
     assert (verdict.violations, verdict.duplicates, verdict.delivered) == ([], 0, 2)
+
+
+def test_a_copy_that_it_says_to_hand_out_again_much_later_is_one() -> None:
+    arrivals = [*arrived("a-1", epoch=2), *arrived("a-1", at=1 + HANDED_OUT_AGAIN, is_again=True)]
+    verdict = judged(committed("a", 1), arrivals)
+    assert (verdict.duplicates_unexplained, verdict.stale) == (1, 1)
 
 
 class TestStale:
@@ -211,6 +234,10 @@ class TestStale:
     def test_not_much_later(self) -> None:
         assert judged(self.messages, self.arrivals("a-1", at=1.1 + AFTERMATH), fault()).violations == ["stale 1"]
 
+    def test_unless_the_fault_lasts_longer_for_the_consumer(self) -> None:
+        longer = fault()._replace(aftermath=AFTERMATH + 1)
+        assert not judged(self.messages, self.arrivals("a-1", at=1.1 + AFTERMATH), longer).violations
+
 
 class TestTimes:
     messages = tuple(
@@ -230,6 +257,17 @@ class TestTimes:
         assert self.recoveries(fault(1.1, 2.0)) == [2.0]
         assert self.recoveries(fault(4.6, 5.0)) == [0.0]
 
+    def test_a_delivery_that_does_not_begin_is_a_gap(self) -> None:
+        messages = [message._replace(at=-9.0) for message in self.messages]
+        assert judged(messages, self.arrivals).largest_gap == 10.0
+
+    def test_a_fault_that_is_not_over_soon_is_noticed(self) -> None:
+        late = [*self.arrivals[:2], *arrived("a-3", at=3 + SOON)]
+        assert judged(self.messages, late, fault(2.6, 2.9)).violations == [
+            f"faults that were not over after {SOON:g} s 1"
+        ]
+        assert judged(self.messages, late, fault(2.6, 3.1)).violations == []
+
     def test_not_if_another_came_in_between(self) -> None:
         assert self.recoveries(fault(1.1, 2.0), fault(3.0, 3.5)) == [None, 1.0]
         assert self.recoveries(fault(0.6, 0.9), fault(1.1, 2.0)) == [pytest.approx(0.1), 2.0]
@@ -242,4 +280,4 @@ def test_the_judge_shares_no_code_with_what_it_judges() -> None:
     tree = ast.parse(Path(checker.__file__).read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported == {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "typing"}
+    assert imported == {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "typing"}

@@ -62,6 +62,7 @@ def of_chaos(**changes: Any) -> dict[str, Any]:
         "largest_delay": 9.5,
         "ok": True,
         "violations": [],
+        "mishaps": [],
         "caught": None,
         "faults": [
             {"kind": "kill relay", "seconds": 1.0, "happened": True, "duplicates": 1, "recovered_in": 0.5},
@@ -214,6 +215,17 @@ def test_what_has_a_result_is_not_missing_unless_that_was_quick(
     stored_quick: bool, run_quick: bool, is_chosen: bool
 ) -> None:
     results = stored("peers-drain", of_peers(2, 1), quick=stored_quick)
+    assert bool(program.choose(results, "peers-drain", quick=run_quick, missing=True)) == is_chosen
+
+
+@pytest.mark.parametrize(
+    ("stored_quick", "run_quick", "is_chosen"),
+    [(False, False, True), (True, False, True), (True, True, True), (False, True, False)],
+)
+def test_everything_is_run_again_but_no_quick_run_takes_the_place_of_another(
+    stored_quick: bool, run_quick: bool, is_chosen: bool
+) -> None:
+    results = stored("peers-drain", of_peers(2, 1), quick=stored_quick)
     assert bool(program.choose(results, "peers-drain", quick=run_quick)) == is_chosen
 
 
@@ -221,8 +233,8 @@ def test_what_has_a_result_is_not_missing_unless_that_was_quick(
 def test_what_failed_is_missing_and_what_broke_a_promise_is_not(quick: bool) -> None:
     failed = stored("peers-drain", None, status=1)
     broke = stored("chaos-sqlite-file-1", of_chaos(ok=False, violations=["lost 3"]), status=1)
-    assert [run.name for run in program.choose(failed, "peers-drain", quick=quick)] == ["peers-drain"]
-    assert program.choose(broke, "chaos-sqlite-file-1", quick=quick) == []
+    assert [run.name for run in program.choose(failed, "peers-drain", quick=quick, missing=True)] == ["peers-drain"]
+    assert program.choose(broke, "chaos-sqlite-file-1", quick=quick, missing=True) == []
 
 
 def test_the_last_line_and_the_exit_status_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +283,11 @@ def test_a_promise_that_was_broken_is_shown() -> None:
     report = of_chaos(ok=False, violations=["lost 3", "stuck 1"], lost=3)
     page = page_of(stored("chaos-sqlite-file-1", report, status=1))
     assert row(page, "sqlite", "file", "1", "5")[-1] == "**broken**: lost 3, stuck 1"
+
+
+def test_a_run_in_which_the_harness_failed_is_shown() -> None:
+    page = page_of(stored("chaos-sqlite-file-1", of_chaos(mishaps=["consumer ended with status 1"]), status=2))
+    assert row(page, "sqlite", "file", "1", "5")[-1] == "held; **the harness failed**: consumer ended with status 1"
 
 
 @pytest.mark.parametrize(
@@ -448,15 +465,21 @@ def test_writing_the_page_leaves_no_plot_of_earlier_results(tmp_path: Path) -> N
 def test_the_readme_has_the_totals_of_chaos_and_the_peers() -> None:
     results = {
         **stored("chaos-sqlite-file-1", of_chaos()),
-        **stored("chaos-sqlite-file-2", of_chaos(seed=2, reordered=1, ok=False), status=1),
+        **stored("chaos-sqlite-file-2", of_chaos(seed=2, ok=False, violations=["stale 1"]), status=1),
         **stored("chaos-sqlite-file-3", None, status=2),
         **stored("peers-drain", of_peers(300, 100)),
     }
     assert rewrite(EMPTY_README, results).splitlines()[3:5] == [
-        "- **Chaos:** 6 faults in 10 minutes and 2 runs; of 24,690 committed messages 0 lost, 0 invented, 1 out of "
-        "order, 0 dead by an outage. 1 more failed.",
-        "- **Drain**, messages/s, higher is better: postroom 300, rival 100.",
+        "- **Chaos:** 4 faults in 10 minutes and 2 runs; of 24,690 committed messages 0 lost, 0 invented, 0 out of "
+        "order, 0 dead by an outage. **Promises that were broken:** stale 1. 1 more failed.",
+        "- **Drain**, messages/s, higher is better: postroom 300, rival 100 (timed without its start and stop).",
     ]
+
+
+def test_who_is_alone_is_not_compared_in_the_readme() -> None:
+    report = of_peers(300, 100)
+    del report["measures"][0]["results"]["rival"]
+    assert rewrite(EMPTY_README, stored("peers-drain", report)) == EMPTY_README
 
 
 def test_without_peers_the_readme_has_the_drain() -> None:
