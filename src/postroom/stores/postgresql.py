@@ -397,7 +397,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
 
     async def _delete_hot(self, positions: Sequence[int]) -> int:
         statement = partial(delete_unheld, self.tables.hot, self.tables.holds)
-        return await self._change("delivered", statement, positions=positions)
+        return await self._change("delivered", statement, **_range_of(positions))
 
     async def _settle_hot(self, settlement: Settlement) -> bool:
         if settlement.retention is None:
@@ -409,7 +409,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         """Move the rows at these positions to the archive, none of them if one holds its key; how many."""
         statement = partial(archive_unheld, self.tables, self._clock is not None)
         now = {"now": self._clock.now()} if self._clock else {}
-        return await self._change("archived", statement, positions=positions, **now)
+        return await self._change("archived", statement, **_range_of(positions), **now)
 
     # --- rows claimed one by one
 
@@ -489,3 +489,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
 def _arrays(ranges: Sequence[Range]) -> dict[str, list[int]]:
     slots, afters, limits, lows = zip(*ranges, strict=True)
     return {"slots": list(slots), "afters": list(afters), "limits": list(limits), "lows": list(lows)}
+
+
+def _range_of(positions: Sequence[int]) -> dict[str, Any]:
+    """Positions, which are in order, and what they lie between."""
+    return {"positions": positions, "first": positions[0], "last": positions[-1]}

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Delete,
+    Exists,
     Insert,
     Integer,
     Select,
@@ -159,16 +160,24 @@ def select_news(tables: Tables, clocked: bool) -> Select[*tuple[Any, ...]]:
 def delete_unheld(hot: Table, holds: Table) -> Delete:
     """Delete delivered rows, none if one of them holds its key."""
     listed = any_(_array("positions", BigInteger))
-    is_held = exists().where(holds.c.position == listed)
-    return delete(hot).where(hot.c.position == listed, ~is_held)
+    return delete(hot).where(hot.c.position == listed, ~_is_held(holds))
+
+
+def _is_held(holds: Table) -> Exists:
+    """Whether there is a hold by one of the positions. To look for each in the index takes a tenth of the time of the
+    deletion, and hardly ever is there a hold by any between the first and the last. Only the sum keeps PostgreSQL from
+    looking for each nevertheless."""
+    first, last = bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger)
+    is_listed = holds.c.position + literal_column("0", BigInteger) == any_(_array("positions", BigInteger))
+    return exists().where(holds.c.position.between(first, last), is_listed)
 
 
 def archive_unheld(tables: Tables, clocked: bool) -> Insert:
     """Move delivered rows to the archive, none if one of them holds its key."""
     hot, archive = tables.hot, tables.archive
     listed = any_(_array("positions", BigInteger))
-    is_held = exists().where(tables.holds.c.position == listed)
-    gone = delete(hot).where(hot.c.position == listed, ~is_held).returning(*message_columns(hot)).cte("gone")
+    held = _is_held(tables.holds)
+    gone = delete(hot).where(hot.c.position == listed, ~held).returning(*message_columns(hot)).cte("gone")
     now: ColumnElement[Any] = bindparam("now", type_=Moment) if clocked else db_now()
     delivered = literal_column("'delivered'", archive.c.outcome.type)
     names = ["outcome", "settled_at", *(item.name for item in gone.c)]
