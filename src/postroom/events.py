@@ -111,6 +111,22 @@ class BreakerClosed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicHeldBack(Event):
+    """The destination takes others, but nothing of this topic: it is missing there, or closed to us."""
+
+    destination: str
+    topic: str
+    error: str
+    pause: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicResumed(Event):
+    destination: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesTaken(Event):
     slots: Sequence[int]
 

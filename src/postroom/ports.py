@@ -59,16 +59,17 @@ class Batch(Protocol):
 
     @property
     def timeout(self) -> float:
-        """How long one message, or one round trip of many, may take. The relay cancels `publish` when no answer has
-        come for that long."""
+        """How long one message, or one round trip of many, may take. The relay cancels `publish` when for that long no
+        answer has come and nothing was allowed to start."""
         ...
 
     def answer(self, message: Message, error: BaseException | None = None) -> None:
         """Say what became of a message, once, as soon as it is known and in any order.
 
         No error: the destination has confirmed it. `DestinationUnavailable` (and what the relay counts as such:
-        `ConnectionError`, `TimeoutError`): nobody can be served now, no attempt is counted. `NotAttempted`: it was
-        surely not sent. Anything else: this message was refused, which counts as a failed attempt.
+        `ConnectionError`, `TimeoutError`): nobody can be served now, no attempt is counted. `NotAttempted`: it was not
+        sent, or what became of it is not known for the sake of another message or call; it may go again at once, and no
+        attempt is counted. Anything else: this message was refused, which counts as a failed attempt.
         """
         ...
 
@@ -113,9 +114,9 @@ class Publisher(Protocol):
     async def publish(self, batch: Batch) -> None:
         """Send the messages and answer for each.
 
-        Raising answers for all that were not answered: as an outage for connection errors and time-outs, as a refusal
-        for anything else. Returning without an answer for a message counts as a failed attempt for it. When cancelled,
-        abandon what is still queued: nothing may leave after the call is over.
+        Raising answers for all that were not answered, as `answer` with that error would. Returning without an answer
+        for a message counts as a failed attempt for it. When cancelled, abandon what is still queued: nothing may leave
+        after the call is over.
         """
         ...
 

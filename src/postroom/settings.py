@@ -22,6 +22,12 @@ OnDead = Literal["block", "continue"]
 LEASE_MARGIN = 0.1
 """The share of a lease's time that is not used: for clocks that run at different speeds, and for slow answers."""
 
+RENEWAL_SLACK = 1 / 30
+"""The share of a lease's time that by default is left for the renewal itself, so that publishing goes on during it."""
+
+GRACE = 0.25
+LONGEST_GRACE = 0.5
+
 Reader = Callable[[str, object], Any]
 """Turns what a user wrote into a setting's value, or raises a `ConfigurationError` that begins with the given name."""
 
@@ -82,6 +88,18 @@ def _optional(read: Reader) -> Reader:
     return lambda name, value: None if value == "none" else read(name, value)
 
 
+def grace(timeout: float) -> float:
+    """How much longer a call may take than one message: a publisher that keeps the time itself can still say which."""
+    return min(timeout * GRACE, LONGEST_GRACE)
+
+
+def _longest_publish(lease_ttl: float, slack: float = 0.0) -> float:
+    """Just before a renewal a third of the lease is over; what starts then must still end, with its grace, before the
+    margin."""
+    room = lease_ttl * (2 / 3 - LEASE_MARGIN - slack)
+    return max(room / (1 + GRACE), room - LONGEST_GRACE)
+
+
 @contextmanager
 def naming(name: str) -> Generator[None]:
     try:
@@ -139,7 +157,9 @@ class Settings:
     )
     idle_interval: float = setting(1.0, _duration(0.01, 3600), "The same when a doorbell works.")
     lease_ttl: float = setting(15.0, _duration(0.1, 3600), "How long the slots of a crashed relay wait for another.")
-    publish_timeout: float = setting(7.5, _duration(0.01), "Longest wait for a broker's answer; half of lease_ttl.")
+    publish_timeout: float = setting(
+        7.5, _duration(0.01), "Longest wait for a broker's answer; about half of lease_ttl."
+    )
     stop_timeout: float = setting(10.0, _duration(), "How long stopping waits for what is in flight.")
     retry: RetryPolicy = setting(
         Steps(), lambda name, value: retries.parse(value, name=name), "When a refused message is tried again."
@@ -206,7 +226,7 @@ def compose_settings(given: Given) -> Settings:
     refuse_unknown(given, SETTINGS)
     values = {name: SETTINGS[name](label, value) for name, (label, value) in given.items() if value is not None}
     lease_ttl = values.get("lease_ttl", Settings().lease_ttl)
-    values.setdefault("publish_timeout", lease_ttl / 2)
+    values.setdefault("publish_timeout", min(lease_ttl / 2, _longest_publish(lease_ttl, RENEWAL_SLACK)))
     values.setdefault("idle_interval", max(Settings().idle_interval, values.get("poll_interval", 0)))
     values.setdefault("breaker_cap", max(Settings().breaker_cap, values.get("breaker_initial", 0)))
     settings = Settings(**values)
@@ -226,8 +246,7 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _refuse_contradictions(settings: Settings) -> None:
-    # Just before a renewal a third of the lease is over; what starts then must still end before the margin.
-    longest = settings.lease_ttl * 2 / 3 - settings.lease_margin
+    longest = round(_longest_publish(settings.lease_ttl), 3)  # as it is spelt
     if settings.publish_timeout > longest:
         raise ConfigurationError(
             f"publish_timeout ({spell(settings.publish_timeout)}) must be at most {spell(longest)} with a lease_ttl of "

@@ -20,6 +20,7 @@ from pika.frame import Method
 from pika.spec import Connection
 
 from postroom import ConfigurationError, DestinationUnavailable, Message, MessageRejected
+from postroom.errors import NotAttempted
 from postroom.failures import is_unavailable
 from postroom.ports import Finding
 from postroom.publishers import amqp
@@ -350,6 +351,73 @@ async def test_a_missing_exchange_blames_no_message(address: str, topic: str) ->
     messages = [Message(topic=topic, key=f"k{n}", payload=b"1") for n in range(3)]
     answers = await send(f"{address}?exchange=nowhere", *messages)
     assert all(isinstance(answer, DestinationUnavailable) and "404" in str(answer) for answer in answers)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("missing", "404"), ("internal", "403")])
+async def test_an_exchange_that_cannot_be_used_is_no_outage_for_the_messages_of_another(
+    address: str, topic: str, kind: str, code: str
+) -> None:
+    """The broker closes the channel, and with it everybody's confirmations."""
+    async with await aio_pika.connect(address) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange(f"{topic}-good", "topic", auto_delete=True)
+        await (await channel.get_queue(topic)).bind(exchange, "#")
+        internal = await channel.declare_exchange(f"{topic}-internal", "topic", internal=True)
+        publisher = AmqpPublisher(f"{address}?exchange={topic}-%7Btopic%7D")
+        before, bad, after = (Message(topic=name, key=name, payload=name.encode()) for name in ("good", kind, "good"))
+        after.key = "another"
+        batch = await hand_over(publisher, RecordingBatch([before, bad, after]))
+        assert isinstance(batch.answers[bad.id], DestinationUnavailable)
+        assert code in str(batch.answers[bad.id])
+        assert isinstance(batch.answers[before.id], (NotAttempted, type(None)))
+        assert isinstance(batch.answers[after.id], NotAttempted)
+        assert "because of another message" in str(batch.answers[after.id])
+        again = await hand_over(publisher, RecordingBatch(batch.messages[::2]))
+        assert again.delivered == again.messages
+        await publisher.close()
+        await internal.delete()
+
+
+async def test_a_queue_that_cannot_be_declared_is_no_outage_for_the_messages_of_another(
+    address: str, topic: str
+) -> None:
+    """There is one with other arguments, so that the broker closes the channel."""
+    other = f"{topic}-other"
+    await declare(address, other, **{"x-max-length": 2})
+    messages = [Message(topic=name, key=f"k{n}", payload=b"1") for n, name in enumerate((topic, other, topic, other))]
+    answers = await send(f"{address}?declare=true", *messages)
+    assert isinstance(answers[0], (NotAttempted, type(None)))
+    assert isinstance(answers[1], DestinationUnavailable)
+    assert "406" in str(answers[1])
+    assert [type(answer) for answer in answers[2:]] == [NotAttempted] * 2
+    await delete(address, other)
+
+
+def test_a_key_that_is_spread_over_exchanges_is_sent_one_by_one() -> None:
+    assert AmqpPublisher("amqp://localhost?exchange={topic}&routing_key={type}&pipelined=true").features.ordered
+    assert not AmqpPublisher("amqp://localhost?exchange={type}&pipelined=true").features.ordered
+
+
+async def test_a_call_that_is_given_up_is_no_outage_to_another(address: str, topic: str) -> None:
+    with Proxy(address) as proxy:
+        publisher = AmqpPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        channel = await publisher._channels.take()
+        proxy.stall()
+        other = RecordingBatch([Message(topic=topic, payload=b"2")])
+        large = RecordingBatch([Message(topic=topic, payload=b"x" * 30_000_000)])
+        calls = [asyncio.create_task(publisher.publish(batch)) for batch in (other, large)]
+        await until(lambda: len(channel._unconfirmed) == 2 and not channel._connection._frames)
+        calls[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[1]
+        await calls[0]
+        [answer] = other.answers.values()
+        assert isinstance(answer, NotAttempted)
+        assert "another call" in str(answer)
+        proxy.cut()
+        await publisher.close()
+    assert (await only(address, topic)).body == b"1"
 
 
 async def test_what_is_too_large_is_known_before_it_is_sent(address: str, topic: str) -> None:

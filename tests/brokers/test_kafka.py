@@ -423,6 +423,18 @@ async def test_in_a_transaction_a_missing_topic_holds_up_no_other(address: str, 
     assert await committed(address, topic) == [b"1"]
 
 
+async def test_in_a_transaction_nothing_of_a_key_overtakes_what_has_no_topic(address: str, topic: str) -> None:
+    """Though it goes to a topic that is there."""
+    url = f"{address}?topic={{type}}&topic.metadata.propagation.max.ms=500&transactional={topic}"
+    messages = [
+        Message(topic="orders", key="a", type=name, payload=b"1", slot=7) for name in (f"nowhere-{topic}", topic)
+    ]
+    first, second = await send(url, *messages)
+    assert isinstance(first, DestinationUnavailable)
+    assert isinstance(second, NotAttempted)
+    assert await committed(address, topic) == []
+
+
 def test_a_transactional_publisher_may_be_used_on_one_event_loop_after_another(address: str) -> None:
     topic = f"orders-{secrets.token_hex(6)}"
     asyncio.run(create(address, topic))

@@ -98,6 +98,13 @@ async def test_a_client_that_does_not_report_what_it_gave_up_is_let_go_neverthel
     await until(lambda: line._producer is None)
 
 
+def test_a_key_that_is_spread_over_topics_is_sent_one_by_one_unless_in_transactions() -> None:
+    assert KafkaPublisher(NOWHERE, topic="{topic}-{key}").features.ordered
+    assert not KafkaPublisher(NOWHERE, topic="{topic}-{type}").features.ordered
+    assert not KafkaPublisher(f"{NOWHERE}?topic={{topic}}-{{type}}").features.ordered
+    assert KafkaPublisher(NOWHERE, topic="{topic}-{type}", transactional="shop").features.ordered
+
+
 def test_giving_up_does_not_wait_for_the_client() -> None:
     """Its flag is the wrong way round: this is how it does not wait, which nothing shows but a name that takes long to
     be looked up."""

@@ -33,9 +33,11 @@ from tests.brokers.fault_suite import Arrived, FaultSuite
 from tests.brokers.mqtt_reader import MqttReader, Taken
 from tests.brokers.refusals import RefusesWhatIsLarge
 from tests.conftest import server_url
+from tests.proxy import Proxy
 from tests.services.mosquitto import Mosquitto
 from tests.services.places import CERTIFICATES
 from tests.services.private import NOT_GIVEN, PrivateServer
+from tests.waiting import until
 
 
 def new_name() -> str:
@@ -390,6 +392,64 @@ async def test_a_broker_that_cannot_do_what_is_asked_for_is_told_at_once(
         assert words in (await examined(f"mqtt://{place}{options}")).seen
 
 
+async def test_a_call_that_is_cancelled_leaves_others_alone(address: str, topic: str, reader: MqttReader) -> None:
+    """Of what was sent nothing can be taken back, and the connection is as good as before."""
+    with Proxy(address) as proxy:
+        publisher = MqttPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        session = await publisher._sessions.take()
+        proxy.stall()
+        given_up, other = (RecordingBatch([Message(topic=topic, payload=text)]) for text in (b"2", b"3"))
+        calls = [asyncio.create_task(publisher.publish(batch)) for batch in (given_up, other)]
+        await until(lambda: len(session._sent) == 2)
+        calls[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[0]
+        given_up.over = True
+        proxy.resume()
+        await calls[1]
+        assert other.delivered == other.messages
+        assert not given_up.violations
+        assert (session.lost, session._sent) == (None, {})
+        await publisher.close()
+    assert [taken.payload for taken in reader.taken()] == [b"1", b"2", b"3"]
+
+
+async def test_a_call_that_is_cancelled_before_all_is_sent_is_no_outage_to_another(
+    address: str, topic: str, reader: MqttReader
+) -> None:
+    with Proxy(address) as proxy:
+        publisher = MqttPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        session = await publisher._sessions.take()
+        proxy.stall()
+        other = RecordingBatch([Message(topic=topic, payload=b"2")])
+        large = RecordingBatch([Message(topic=topic, payload=b"x" * 30_000_000)])
+        calls = [asyncio.create_task(publisher.publish(batch)) for batch in (other, large)]
+        await until(lambda: len(session._sent) == 2)
+        calls[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[1]
+        with pytest.raises(NotAttempted, match="another call"):
+            await calls[0]
+        proxy.resume()
+        await until(lambda: not proxy.is_in_use)
+        await publisher.close()
+    assert large.messages[0].payload not in [taken.payload for taken in reader.taken()]
+
+
+async def test_a_connection_that_says_nothing_is_given_up(address: str, topic: str) -> None:
+    with Proxy(address) as proxy:
+        publisher = MqttPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        proxy.stall()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4):
+                await publisher.publish(RecordingBatch([Message(topic=topic, payload=b"2")], timeout=0.2))
+        assert (await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"3")]))).delivered
+        await publisher.close()
+
+
 HANG_UP = bytes.fromhex("e0ff")
 
 
@@ -503,6 +563,27 @@ async def test_no_more_is_unanswered_than_the_broker_allows() -> None:
         await calls
         await publisher.close()
         assert [len(batch.delivered) for batch in batches] == [10, 10]
+
+
+async def test_what_a_cancelled_call_sent_counts_until_the_broker_answers() -> None:
+    async with faking() as (fake, url):
+        fake.welcome = "2006000003" + "210003"  # three messages
+        fake.willing.clear()
+        publisher = MqttPublisher(url)
+        given_up, other = (RecordingBatch([Message(topic="orders", payload=b"=") for _ in range(n)]) for n in (3, 1))
+        call = asyncio.create_task(publisher.publish(given_up))
+        await until(lambda: len(fake.sizes) == 3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        call = asyncio.create_task(publisher.publish(other))
+        await asyncio.wait([call], timeout=0.2)
+        assert len(fake.sizes) == 3
+        fake.willing.set()
+        await call
+        assert other.delivered == other.messages
+        assert len(fake.calls) == 1
+        await publisher.close()
 
 
 async def test_a_broker_that_hangs_up_is_noticed_at_once() -> None:

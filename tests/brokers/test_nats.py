@@ -38,7 +38,7 @@ from tests.services.nats import Nats
 from tests.services.places import CERTIFICATES
 from tests.services.private import NOT_GIVEN, PrivateServer
 from tests.services.processes import Command
-from tests.waiting import eventually
+from tests.waiting import eventually, until
 
 
 def new_name() -> str:
@@ -350,6 +350,62 @@ async def test_a_stream_that_does_not_acknowledge_is_an_outage(address: str) -> 
     await make_stream(address, name, no_ack=True)
     [answer] = await send(address, Message(topic=name, payload=b"1"), timeout=0.2)
     assert is_outage(answer, "")
+
+
+async def test_a_call_that_is_cancelled_leaves_others_alone(address: str, topic: str) -> None:
+    """Of what was sent nothing can be taken back, and the connection is as good as before."""
+    with Proxy(address) as proxy:
+        publisher = NatsPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        connection = await publisher._connections.take()
+        proxy.stall()
+        given_up, other = (RecordingBatch([Message(topic=topic, payload=text)]) for text in (b"2", b"3"))
+        calls = [asyncio.create_task(publisher.publish(batch)) for batch in (given_up, other)]
+        await until(lambda: len(connection._unanswered) == 2)
+        calls[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[0]
+        given_up.over = True
+        proxy.resume()
+        await calls[1]
+        assert other.delivered == other.messages
+        assert not given_up.violations
+        assert connection.lost is None
+        await publisher.close()
+    assert [entry.payload for entry in await stored(address, topic)] == [b"1", b"2", b"3"]
+
+
+async def test_a_call_that_is_cancelled_before_all_is_sent_is_no_outage_to_another(address: str, topic: str) -> None:
+    with Proxy(address) as proxy:
+        publisher = NatsPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        connection = await publisher._connections.take()
+        proxy.stall()
+        other = RecordingBatch([Message(topic=topic, payload=b"2")])
+        large = RecordingBatch([Message(topic=topic, payload=b"x" * 900_000) for _ in range(40)])
+        calls = [asyncio.create_task(publisher.publish(batch)) for batch in (other, large)]
+        await until(connection._wire.has_unsent)
+        calls[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calls[1]
+        with pytest.raises(NotAttempted, match="another call"):
+            await calls[0]
+        proxy.resume()
+        await until(lambda: not proxy.is_in_use)
+        await publisher.close()
+    assert len(await stored(address, topic)) < 40
+
+
+async def test_a_connection_that_says_nothing_is_given_up(address: str, topic: str) -> None:
+    with Proxy(address) as proxy:
+        publisher = NatsPublisher(proxy.url)
+        await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
+        proxy.stall()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4):
+                await publisher.publish(RecordingBatch([Message(topic=topic, payload=b"2")], timeout=0.2))
+        assert (await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"3")]))).delivered
+        await publisher.close()
 
 
 async def test_an_answer_of_somebody_else_confirms_nothing(address: str) -> None:

@@ -15,12 +15,13 @@ import pytest
 from confluent_kafka import admin
 
 from postroom import Message, Outbox
+from postroom.events import Died, Event, Retried
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import relay_running
 from tests.brokers.aws_reader import Aws, headers_of, picky_sqs, url_of
-from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, FaultSuite
+from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, Breakers, FaultSuite
 from tests.brokers.test_amqp import Reader, declare, delete
-from tests.brokers.test_kafka import PARTITIONS, records
+from tests.brokers.test_kafka import PARTITIONS, create, records
 from tests.conftest import server_url
 from tests.waiting import eventually
 
@@ -120,6 +121,84 @@ class TestThrottling(Suite):
             breakers.closed.clear()
             picky.is_throttling = False
             assert breakers.closed.wait(PATIENCE)
+
+
+# --- a place that is there, and one that is not
+
+
+class Failures:
+    """The topics of the messages that were charged an attempt."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+
+    def notice(self, event: Event) -> None:
+        if isinstance(event, (Retried, Died)):
+            self.topics.append(event.message.topic)
+
+
+class TestMissingExchange(Suite):
+    """RabbitMQ closes the channel for the sake of one message."""
+
+    broker = "rabbitmq"
+
+    def test_a_missing_exchange_costs_the_messages_of_another_no_attempt(self, database: Database) -> None:
+        address, topic, failures = self.shared(), f"orders-{secrets.token_hex(6)}", Failures()
+        missing = f"{topic}-missing"
+        asyncio.run(declare(address, topic))
+        asyncio.run(bind(address, topic))
+        messages = [
+            Message(topic=missing if number % 20 == 2 else topic, key=f"k{number}", payload={"number": number})
+            for number in range(100)
+        ]
+        with (
+            relay_running(
+                database, f"{address}?exchange={{topic}}", failures, retry="fixed 20ms max=forever", **SETTINGS
+            ),
+            database.connection() as connection,
+        ):
+            for first in range(0, 100, 20):
+                Outbox().add_many(connection, messages[first : first + 20])
+                connection.commit()
+                left = first // 20 + 1
+                eventually(
+                    lambda left=left: database.count("outbox") + database.count("parked") == left, within=PATIENCE
+                )
+        assert set(failures.topics) <= {missing}
+        arrived = asyncio.run(Reader(address, topic).read())
+        assert {json.loads(each.body)["number"] for each in arrived} == {
+            number for number in range(100) if number % 20 != 2
+        }
+        asyncio.run(delete(address, topic))
+
+
+async def bind(address: str, topic: str) -> None:
+    """The queue, to an exchange of the same name that goes with it."""
+    async with await aio_pika.connect(address) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange(topic, "topic", auto_delete=True)
+        await (await channel.get_queue(topic)).bind(exchange, "#")
+
+
+class TestMissingTopic(Suite):
+    """Of Kafka, to which one type of a key goes."""
+
+    broker = "kafka"
+
+    def test_nothing_of_a_key_overtakes_what_has_no_topic(self, database: Database) -> None:
+        address, topic, breakers = self.shared(), f"orders-{secrets.token_hex(6)}", Breakers()
+        asyncio.run(create(address, f"{topic}-other"))
+        messages = [Message(topic=topic, key="a", type=kind, payload={"number": 1}) for kind in ("missing", "other")]
+        to = f"{address}?topic={{topic}}-{{type}}&topic.metadata.propagation.max.ms=200"
+        with (
+            relay_running(database, to, breakers, **{**SETTINGS, "publish_timeout": "5s", "lease_ttl": "15s"}),
+            database.connection() as connection,
+        ):
+            Outbox().add_many(connection, messages)
+            connection.commit()
+            assert breakers.opened.wait(PATIENCE)
+        assert asyncio.run(records(address, f"{topic}-other")) == []
+        assert database.count("outbox") == 2
 
 
 # --- a message that is refused in the middle of a key

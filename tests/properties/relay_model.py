@@ -223,7 +223,8 @@ async def owners(store: Store) -> dict[int, tuple[str | None, int]]:
 class SimulatedRelay:
     """A relay whose loops are turned by hand."""
 
-    def __init__(self, store: Store, world: World, clock: FakeClock, number: int) -> None:
+    def __init__(self, store: Store, world: World, clock: FakeClock, number: int, destinations: dict[str, str]) -> None:
+        """`destinations`: the name of the one to which each topic goes."""
         self.store = FragileStore(store, world)
         self.world = world
         self.clock = clock
@@ -232,7 +233,7 @@ class SimulatedRelay:
             relay=f"relay-{number}",
             name="default",
             store=self.store,  # type: ignore[arg-type]
-            publishers=Routes({topic: Target(topic, lambda: destination, False) for topic in TOPICS}),
+            publishers=Routes({topic: Target(destinations[topic], lambda: destination, False) for topic in TOPICS}),
             settings=Settings.of(
                 batch_size=6,
                 lease_ttl=15,

@@ -43,6 +43,8 @@ NUMBERS = st.integers(0, 2)
 class RelayMachine(RuleBasedStateMachine):
     """Three relays may be alive at a time. Every rule leaves the world in a state that must be sound."""
 
+    destinations: ClassVar[dict[str, str]] = {topic: topic for topic in TOPICS}
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
@@ -108,7 +110,7 @@ class RelayMachine(RuleBasedStateMachine):
     def start(self, number: int) -> None:
         if self.relays[number] is None:
             self.born += 1
-            relay = SimulatedRelay(self.store, self.world, self.clock, self.born)
+            relay = SimulatedRelay(self.store, self.world, self.clock, self.born, self.destinations)
             self.run(relay.open())
             self.relays[number] = relay
             self.act(number, relay.tick())
@@ -340,6 +342,12 @@ class RelayMachine(RuleBasedStateMachine):
         self.nothing_is_lost()
 
 
+class PartialOutageMachine(RelayMachine):
+    """One destination has all topics, so that those of it which are down are a part of it."""
+
+    destinations: ClassVar[dict[str, str]] = dict.fromkeys(TOPICS, "shared")
+
+
 class SqliteRelayMachine(RelayMachine):
     """The same over SQLite."""
 
@@ -418,6 +426,8 @@ TestRelayOverMemory.settings = settings(
     suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
     phases=PHASES,
 )
+TestPartialOutages = PartialOutageMachine.TestCase
+TestPartialOutages.settings = settings(TestRelayOverMemory.settings, max_examples=100)
 TestRelayOverSqlite = SqliteRelayMachine.TestCase
 TestRelayOverSqlite.settings = settings(
     max_examples=15,

@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from postroom.message import Message
-from postroom.relay.breaker import Breaker
+from postroom.relay.breaker import Breaker, Failure
+from postroom.relay.outlet import Rate
 
+DOWN = "down"
 MIDDLE = 0.5
 """The chance that makes a pause as long as it is meant."""
+
+
+def of_topic(topic: str, key: str = "k") -> Message:
+    return Message(topic=topic, payload=b"", key=key)
+
+
+def fail(breaker: Breaker, message: Message, now: float = 0.0, retry_after: float | None = None) -> bool:
+    return breaker.unavailable(message, DOWN, now, lambda: MIDDLE, retry_after)
 
 
 def pauses(count: int, *, retry_after: float | None = None, cap: float = 15.0) -> list[float]:
@@ -23,7 +33,7 @@ def pauses(count: int, *, retry_after: float | None = None, cap: float = 15.0) -
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    assert pauses(8) == [0.5, 1, 2, 4, 8, 15, 15, 15]
+    assert pauses(8) == [0.5, 1, 2, 4, 8, 12, 12, 12]
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 0.375), (1.0, 0.625)])
@@ -38,3 +48,145 @@ def test_each_probe_may_come_a_quarter_sooner_or_later(chance: float, pause: flo
 )
 def test_a_destination_may_ask_for_a_longer_pause_but_not_for_any(asked: float, cap: float, pause: float) -> None:
     assert pauses(1, retry_after=asked, cap=cap) == [pause]
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 9.0), (1.0, 15.0)])
+def test_at_the_longest_pause_relays_spread_but_none_pauses_longer(chance: float, pause: float) -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5, trips=20)
+    breaker.unavailable(of_topic("t"), DOWN, 0.0, lambda: chance, None)
+    assert breaker.until == pause
+
+
+def test_of_all_pauses_that_the_failures_of_a_batch_ask_for_the_longest_is_kept() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    fail(breaker, of_topic("t", "first"))
+    for asked in (30.0, 120.0, 60.0, None, 1e9):
+        fail(breaker, of_topic("t", str(asked)), retry_after=asked)
+        if asked == 60.0:
+            assert breaker.until == 120.0
+    assert (breaker.until, breaker.trips) == (600.0, 1)
+
+
+def test_a_turn_that_somebody_else_has_makes_no_pause_shorter() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    fail(breaker, of_topic("t"), retry_after=120.0)
+    breaker.probe_lost(1.0, 0.5)
+    assert breaker.until == 120.0
+
+
+# --- whose fault it is, by topic
+
+
+def test_successes_of_other_topics_are_no_proof_against_a_message() -> None:
+    breaker, missing, other = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("b"), of_topic("a")
+    for now in range(100):
+        breaker.succeeded(other)
+        assert not fail(breaker, missing, float(now))
+
+
+def test_successes_of_its_own_topic_are() -> None:
+    breaker, poison, other = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t"), of_topic("t", "other")
+    charged: list[bool] = []
+    for now in range(4):
+        charged.append(fail(breaker, poison, float(now)))
+        breaker.succeeded(of_topic("a"))
+        breaker.succeeded(other)
+    assert charged == [False, False, True, True]
+
+
+def test_only_topics_that_have_a_suspect_are_counted() -> None:
+    breaker, poison = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t")
+    fail(breaker, poison)
+    for number in range(10):
+        breaker.succeeded(of_topic(str(number)))
+    assert set(breaker.of_topic) == {"t"}
+    breaker.succeeded(poison)
+    assert (breaker.of_topic, breaker.suspects, breaker.failing) == ({}, {}, {})
+
+
+def test_a_topic_that_fails_alone_trips_its_destination_once_and_is_then_held_back_with_growing_pauses() -> None:
+    breaker, other, now = Breaker(initial=0.5, cap=5.0, trip_after=5), of_topic("a"), 0.0
+    found: list[float] = []
+    for number in range(7):
+        message = of_topic("b", str(number))
+        assert breaker.take_turn(message, now)
+        fail(breaker, message, now)
+        fail(breaker, of_topic("b", f"the rest of the batch {number}"), now)
+        assert breaker.state == ("closed" if number else "tripped")
+        breaker.succeeded(other)
+        until = max((breaker.turns()[0], now))
+        assert (breaker.held_back(now) == {"b"}) is (number > 0)
+        assert not breaker.held_back(until)
+        found.append(until - now)
+        now = until
+    assert found == [0, 0.5, 1, 2, 4, 4, 4]
+    breaker.succeeded(of_topic("b"))
+    assert breaker.take_turn(of_topic("b", "new"), now)
+
+
+def test_one_message_of_a_topic_that_is_held_back_goes_in_each_pause_and_those_that_have_not_failed_first() -> None:
+    breaker, failed = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("b")
+    fail(breaker, failed)
+    breaker.succeeded(of_topic("a"))
+    fail(breaker, failed)
+    assert not breaker.take_turn(of_topic("b", "new"), 0.4)
+    assert not breaker.take_turn(failed, 0.9)
+    assert breaker.take_turn(of_topic("b", "new"), 0.9)
+    assert not breaker.take_turn(of_topic("b", "newer"), 0.9)
+    assert breaker.take_turn(failed, 20.0), "with nothing else to try it is tried itself"
+
+
+def test_a_topic_that_is_asked_to_wait_waits_as_long() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    fail(breaker, of_topic("b"))
+    breaker.succeeded(of_topic("a"))
+    fail(breaker, of_topic("b"), retry_after=120.0)
+    assert breaker.state == "closed"
+    assert breaker.held_back(119.0) == {"b"}
+
+
+def test_a_destination_that_is_down_is_tripped_whatever_got_through_before() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    fail(breaker, of_topic("b"))
+    breaker.succeeded(of_topic("a"))
+    for topic in ("b", "a", "b", "a"):
+        fail(breaker, of_topic(topic))
+    assert breaker.state == "tripped"
+    breaker.half_open()
+    fail(breaker, of_topic("b"), breaker.until)
+    assert (breaker.state, breaker.trips) == ("tripped", 2)
+
+
+def test_a_topic_that_refuses_a_message_is_there() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    for answer in ("refused", "refused for good"):
+        fail(breaker, of_topic("b"))
+        breaker.succeeded(of_topic("a"))
+        fail(breaker, of_topic("b"))
+        assert breaker.failing
+        if answer == "refused":
+            breaker.refused("lane", Failure(of_topic("b"), 0), "no", 0.0, lambda: MIDDLE)
+        else:
+            breaker.answered("b")
+        assert not breaker.failing
+
+
+# --- rates
+
+
+def test_a_rate_belongs_to_all_who_ask_for_it_together() -> None:
+    rate = Rate(100.0)
+    assert rate.allows(0.0) == 10
+    rate.take(10)
+    assert (rate.allows(0.0), rate.next_in(0.0)) == (0, 0.01)
+    assert (rate.allows(0.05), rate.next_in(0.05)) == (5, None)
+    assert rate.allows(60.0) == 10, "what may burst at once is a tenth of a second's"
+
+
+def test_successes_are_not_only_counted_while_a_topic_fails() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    assert breaker.succeed(1)
+    fail(breaker, of_topic("b"))
+    breaker.state = "closed"
+    breaker.suspects.clear()
+    assert not breaker.succeed(1), "it matters which"

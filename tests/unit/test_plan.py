@@ -6,21 +6,25 @@ from datetime import UTC, datetime
 
 import pytest
 
-from postroom.errors import NotAttempted
+from postroom.errors import DestinationUnavailable, NotAttempted
 from postroom.message import Message
 from postroom.ports import NO_LIMIT, Features, Fetched, Gate, Hold, Lease, Settled
 from postroom.relay.breaker import Breaker
-from postroom.relay.outlet import Outlet
+from postroom.relay.outlet import Outlet, Rate
 from postroom.relay.plan import Plan
 from postroom.settings import Settings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def make_plan(**settings: object) -> tuple[Plan, Outlet]:
+def make_plan(breaker: Breaker | None = None, rate: Rate | None = None, **settings: object) -> tuple[Plan, Outlet]:
+    """Give the breaker or the rate of another, and they are two pumps of one relay."""
     outlet = Outlet(
-        name="out", features=Features(ordered=True), breaker=Breaker(initial=1.0, cap=60.0, trip_after=5)
-    )  # fmt: skip
+        name="out",
+        features=Features(ordered=True),
+        breaker=breaker or Breaker(initial=1.0, cap=60.0, trip_after=5),
+        rate=rate,
+    )
     plan = Plan(
         relay="me",
         settings=Settings.of(**settings),
@@ -37,8 +41,8 @@ def own(plan: Plan, slot: int = 1, holds: tuple[Hold, ...] = (), mark: int = 0, 
     plan.own(lease, deadline=100.0, holds=holds, gates=(), now=0.0)
 
 
-def message(position: int, key: str | None = "k", slot: int = 1) -> Message:
-    return Message(topic="t", payload=b"", key=key, position=position, slot=slot)
+def message(position: int, key: str | None = "k", slot: int = 1, topic: str = "t") -> Message:
+    return Message(topic=topic, payload=b"", key=key, position=position, slot=slot)
 
 
 def read(plan: Plan, *messages: Message) -> None:
@@ -266,3 +270,91 @@ def test_a_turn_to_probe_that_comes_after_a_success_closes_nothing_again() -> No
         came()
         assert breaker.state == "closed"
     assert len(plan.next_batch(outlet, 0.0)) == 2
+
+
+def two_pumps(rate: Rate | None = None) -> list[tuple[Plan, Outlet]]:
+    """Of one relay, each with messages of two keys."""
+    breaker = Breaker(initial=1.0, cap=60.0, trip_after=5)
+    pumps = [make_plan(breaker, rate) for _ in range(2)]
+    for slot, (plan, _) in enumerate(pumps):
+        own(plan, slot)
+        read(plan, message(10 * slot + 1, "a", slot), message(10 * slot + 2, "b", slot))
+    return pumps
+
+
+def test_half_open_lets_one_message_go_from_all_pumps_together() -> None:
+    (plan, outlet), (other, other_outlet) = two_pumps()
+    breaker = outlet.breaker
+    breaker.unavailable(message(99), "down", 0.0, lambda: 0.5, None)
+    breaker.half_open()
+    (probe,) = plan.next_batch(outlet, 1.0)
+    assert other.next_batch(other_outlet, 1.0) == []
+    plan.answer(probe, NotAttempted("there was no time left to start"), 1.0)
+    assert breaker.state == "half-open"
+    plan.call_ended(outlet, 1.0)
+    assert (breaker.state, breaker.until) == ("tripped", 2.0)
+    breaker.half_open()
+    assert len(other.next_batch(other_outlet, 2.0)) == 1
+
+
+def test_an_old_call_of_another_pump_that_ends_says_nothing_about_the_probe() -> None:
+    (plan, outlet), (other, other_outlet) = two_pumps()
+    breaker = outlet.breaker
+    old = other.next_batch(other_outlet, 0.0)
+    breaker.unavailable(message(99), "down", 0.0, lambda: 0.5, None)
+    breaker.half_open()
+    (probe,) = plan.next_batch(outlet, 1.0)
+    for each in old:
+        other.answer(each, NotAttempted("the relay stopped"), 1.0)
+    other.call_ended(other_outlet, 1.0)
+    assert breaker.state == "half-open"
+    plan.answer(probe, DestinationUnavailable("down", retry_after=50.0), 1.0)
+    plan.call_ended(outlet, 1.0)
+    assert (breaker.state, breaker.until) == ("tripped", 51.0)
+
+
+def test_a_probe_is_of_a_topic_that_has_not_failed_if_there_is_one() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    read(plan, *[message(number, f"k{number}", topic="b") for number in range(1, 9)], message(9, "k9", topic="a"))
+    outlet.breaker.unavailable(message(99, topic="b"), "no such topic", 0.0, lambda: 0.5, None)
+    outlet.breaker.half_open()
+    assert [probe.position for probe in plan.next_batch(outlet, 1.0)] == [9]
+
+
+def test_a_topic_that_is_held_back_is_out_of_memory_until_its_turn() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    rows = [message(number, f"k{number}", topic="b") for number in (1, 2)]
+    read(plan, *rows)
+    outlet.breaker.unavailable(message(99, topic="b"), "no such topic", 0.0, lambda: 0.5, None)
+    outlet.breaker.succeeded(message(98, topic="a"))
+    for sent in plan.next_batch(outlet, 0.0):
+        plan.answer(sent, DestinationUnavailable("no such topic"), 0.0)
+    plan.call_ended(outlet, 0.0)
+    assert [(change.state, change.topic) for change in plan.changes] == [("tripped", "b")]
+    assert plan.next_event(0.0) == 1.0
+    assert (read_at(plan, 0.0, *rows), outlet.in_memory, plan.marks()) == (None, 0, {1: 0})
+    read_at(plan, 1.0, *rows, message(3, "k3", topic="b"))
+    (sent,) = plan.next_batch(outlet, 1.0)
+    assert sent.position == 3, "it has not failed yet"
+    plan.answer(sent, None, 1.0)
+    plan.call_ended(outlet, 1.0)
+    assert (plan.changes[-1].state, plan.changes[-1].topic) == ("closed", "b")
+    assert len(plan.next_batch(outlet, 1.0)) == 2
+
+
+def read_at(plan: Plan, now: float, *rows: Message) -> None:
+    plan.expect_news([1])
+    wanted = plan.wants(now)
+    assert wanted is not None
+    ((_, after, _, _),) = wanted.ranges
+    plan.take(wanted, Fetched([row for row in rows if row.position > after], NO_LIMIT, NOW), now)
+
+
+def test_pumps_share_a_rate() -> None:
+    (plan, outlet), (other, other_outlet) = two_pumps(Rate(20.0))
+    assert len(plan.next_batch(outlet, 0.0)) == 2
+    assert other.next_batch(other_outlet, 0.0) == []
+    assert other_outlet.token_in(0.0) == 0.05
+    assert len(other.next_batch(other_outlet, 1.0)) == 2, "one may have all of it"

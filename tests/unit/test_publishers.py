@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,9 @@ from postroom import registry
 from postroom.errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from postroom.failures import is_unavailable
 from postroom.message import Message
-from postroom.ports import Publisher
+from postroom.ports import Batch, Publisher
 from postroom.publishers import stream
-from postroom.publishers.callable import TURN, CallablePublisher
+from postroom.publishers.callable import TURN, CallablePublisher, _Work
 from postroom.publishers.memory import MemoryPublisher
 from postroom.publishers.stream import FilePublisher, StdoutPublisher, line_of
 from postroom.testing.batch import RecordingBatch, hand_over
@@ -64,6 +66,18 @@ def run(program: str, *arguments: str, **options: Any) -> subprocess.CompletedPr
 def test_they_are_found_by_the_scheme_of_their_url(name: str) -> None:
     publisher = registry.load(registry.PUBLISHERS, name)("file:out.jsonl" if name == "file" else f"{name}:")
     assert publisher.features.ordered
+
+
+async def test_the_stand_in_for_the_relay_gives_its_time_to_what_may_start_late() -> None:
+    class Late(MemoryPublisher):
+        async def publish(self, batch: Batch) -> None:
+            began = time.monotonic()
+            await until(lambda: time.monotonic() > began + batch.timeout)
+            assert batch.may_start()
+            await until(lambda: time.monotonic() > began + 1.5 * batch.timeout)
+            await super().publish(batch)
+
+    assert not (await publish(Late("memory:"), [message()], timeout=1.0)).failed
 
 
 class TestLine:
@@ -535,17 +549,129 @@ class TestCallableOrder:
         assert order.index("many") < 4
         assert "few" not in order[50:]
 
-    async def test_what_one_call_sets_in_its_context_no_other_sees(self) -> None:
+
+class TestCallableRoom:
+    """All batches share it."""
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    async def test_what_finds_none_in_good_time_is_given_back_and_what_runs_goes_on(self, kind: str) -> None:
+        gate, called = threading.Event(), list[str | None]()
+
+        async def on_loop(message: Message) -> None:
+            called.append(message.key)
+            await until(gate.is_set)
+
+        def in_thread(message: Message) -> None:
+            called.append(message.key)
+            gate.wait(PATIENCE)
+
+        publisher = CallablePublisher(on_loop if kind == "async" else in_thread, concurrency=1)
+        running = asyncio.ensure_future(publish(publisher, messages("a"), timeout=PATIENCE))
+        await until(lambda: called)
+        batch = await publish(publisher, messages("bbc"), timeout=0.2)
+        assert kinds(batch) == ["NotAttempted"] * 3
+        assert "took all the room" in str(batch.error_of(batch.messages[0]))
+        gate.set()
+        assert not (await running).failed
+        assert not (await publish(publisher, messages("bbc"))).failed
+        assert called == ["a", "b", "b", "c"] or called == ["a", "b", "c", "b"]
+
+    async def test_an_answer_to_its_batch_is_a_reason_to_wait_on(self) -> None:
+        room = asyncio.Semaphore(0)
+        async with asyncio.TaskGroup() as group:
+            work = _Work(RecordingBatch([], timeout=PATIENCE), deque(), group, more=0)
+            waiting = group.create_task(work.found(room))
+            await until(lambda: work._limit)
+            assert work._limit is not None
+            before = work._limit.when()
+            await until(lambda: work.heard() or work._limit.when() > before)  # type: ignore[union-attr]
+            room.release()
+        assert waiting.result()
+
+    async def test_many_large_batches_do_not_keep_a_small_one_from_its_turn(self) -> None:
+        order, busy = list[str | None](), asyncio.Event()
+
+        async def function(message: Message) -> None:
+            order.append(message.type)
+            if len(order) == 200:
+                busy.set()
+            await asyncio.sleep(0)
+
+        publisher = CallablePublisher(function, concurrency=8)
+        large = [[message(str(key), type="large") for key in range(100)] for _ in range(6)]
+        calls = [asyncio.ensure_future(publish(publisher, batch)) for batch in large]
+        await busy.wait()
+        before = len(order)
+        assert not (await publish(publisher, [message(type="small")])).failed
+        assert order.index("small") - before < 30
+        assert not any(batch.failed for batch in await asyncio.gather(*calls))
+
+
+class TestCallableContext:
+    @pytest.mark.parametrize("keys", ["abcdefgh", "a" * 8])
+    @pytest.mark.parametrize("waits", [True, False])
+    async def test_what_one_call_sets_no_other_sees(self, waits: bool, keys: str) -> None:
         tenant, seen = contextvars.ContextVar("tenant", default="nobody"), list[str]()
 
         async def function(message: Message) -> None:
             seen.append(tenant.get())
-            token = tenant.set(str(message.key))
-            await asyncio.sleep(0.01)
-            tenant.reset(token)
+            tenant.set(str(message.key))
+            if waits:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
-        await publish(CallablePublisher(function), messages("abcdefgh"))
-        assert seen == ["nobody"] * 8
+        tenant.set("relay")
+        await publish(CallablePublisher(function, concurrency=2), messages(keys))
+        assert seen == ["relay"] * 8
+        assert tenant.get() == "relay"
+
+    async def test_a_call_keeps_its_own_however_often_it_waits(self) -> None:
+        tenant, seen = contextvars.ContextVar("tenant", default="nobody"), list[str]()
+
+        async def look() -> None:
+            seen.append(tenant.get())
+
+        async def function(message: Message) -> None:
+            token = tenant.set("own")
+            await asyncio.sleep(0)
+            await look()
+            await asyncio.create_task(look())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.sleep(PATIENCE)
+            await look()
+            await asyncio.sleep(0.001)
+            tenant.reset(token)
+            await look()
+
+        assert not (await publish(CallablePublisher(function), [message()])).failed
+        assert seen == ["own"] * 3 + ["nobody"]
+
+    @pytest.mark.parametrize("waits", [True, False])
+    async def test_it_runs_in_a_task_that_it_may_ask_for(self, waits: bool) -> None:
+        tasks: list[asyncio.Task[Any] | None] = []
+
+        async def function(message: Message) -> None:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.sleep(0.001 if waits else 0)
+                tasks.append(asyncio.current_task())
+
+        assert not (await publish(CallablePublisher(function), [message()])).failed
+        assert tasks[0] is not None
+        assert tasks[0] is not asyncio.current_task()
+
+    async def test_it_is_there_when_a_call_is_cancelled(self) -> None:
+        tenant, seen = contextvars.ContextVar("tenant", default="nobody"), list[str]()
+
+        async def function(message: Message) -> None:
+            tenant.set("own")
+            try:
+                await asyncio.sleep(PATIENCE)
+            finally:
+                seen.append(tenant.get())
+
+        assert kinds(await publish(CallablePublisher(function), [message()], timeout=0.1)) == ["TimeoutError"]
+        assert seen == ["own"]
 
 
 class TestCallableFailures:
@@ -609,6 +735,33 @@ class TestCallableFailures:
         assert str(error) == "KeyError: 'token'"
         assert isinstance(error.__cause__, KeyError)
 
+    async def test_a_thread_that_cannot_be_started_is_an_outage_for_one_message_alone(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate, called, started = threading.Event(), list[str | None](), list[str]()
+        start = threading.Thread.start
+
+        def start_but_the_second(thread: threading.Thread) -> None:
+            if thread.name == "postroom-call":
+                started.append(thread.name)
+                if len(started) == 2:
+                    raise RuntimeError("can't start new thread")
+            start(thread)
+
+        def function(message: Message) -> None:
+            called.append(message.key)
+            if message.key == "c":
+                gate.set()
+            assert gate.wait(PATIENCE)
+
+        monkeypatch.setattr(threading.Thread, "start", start_but_the_second)
+        publisher = CallablePublisher(function)
+        batch = await publish(publisher, messages("abc"))
+        assert kinds(batch) == ["NoneType", "DestinationUnavailable", "NoneType"]
+        assert "can't start new thread" in str(batch.error_of(batch.messages[1]))
+        assert not (await publish(publisher, messages("ddd"))).failed
+        assert called == ["a", "c", "d", "d", "d"]
+
 
 class TestCallableTimeouts:
     async def test_an_async_function_is_cancelled(self) -> None:
@@ -655,6 +808,22 @@ class TestCallableTimeouts:
         publisher = CallablePublisher(lambda _: gate.wait(), concurrency=2)
         assert kinds(await publish(publisher, messages("ab"), timeout=0.3)) == ["TimeoutError"] * 2
         assert kinds(await publish(publisher, messages("cd"))) == ["DestinationUnavailable"] * 2
+        gate.set()
+
+    async def test_a_call_that_the_relay_gave_up_is_not_said_to_have_run_over_its_time(self) -> None:
+        gate, running = threading.Event(), threading.Event()
+
+        def function(message: Message) -> None:
+            running.set()
+            assert gate.wait(PATIENCE)
+
+        publisher = CallablePublisher(function)
+        call = asyncio.ensure_future(publisher.publish(RecordingBatch(messages("a"))))
+        await until(running.is_set)
+        call.cancel()
+        await asyncio.wait([call])
+        (error,) = (await publish(publisher, messages("a"))).answers.values()
+        assert str(error) == "the call before it, which is not waited for any more, has still not returned"
         gate.set()
 
     def test_a_hanging_thread_does_not_keep_the_interpreter_from_exiting(self) -> None:

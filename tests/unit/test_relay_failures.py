@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from postroom import (
     events,
 )
 from postroom.ports import Batch, Features
+from postroom.publishers.memory import MemoryPublisher
 from tests.unit.relay_shop import Shop
 from tests.waiting import until
 
@@ -284,6 +286,76 @@ async def test_a_poison_message_that_looks_like_an_outage_is_charged_and_dies(sh
     assert [event.message.id for event in shop.diary.of(events.Died)] == [poison.id]
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("workers", [1, 4])
+async def test_a_missing_topic_costs_no_attempts_and_is_over_by_itself(shop: Shop, workers: int, keyed: bool) -> None:
+    attempts: list[int] = []
+    missing = True
+
+    def publish(message: Message) -> None:
+        if message.topic == "b":
+            attempts.append(message.attempt)
+            if missing:
+                raise DestinationUnavailable("no such topic")
+        shop.arrived.append(message)
+
+    settings = {"breaker_initial": "2ms", "breaker_cap": "4ms", "retry": "never", "workers": workers}
+    waiting = [shop.add("b", f"k{number}" if keyed else None) for number in range(12)]
+    good: list[Message] = []
+    async with shop.relay(publish, **settings):
+
+        def tried_often() -> bool:
+            good.append(shop.add("a", f"k{len(good) % 20}"))
+            return len(attempts) > 60
+
+        await until(tried_often)
+        await until(lambda: len(shop.arrived) == len(good))
+        assert not shop.diary.of(events.Died)
+        missing = False
+        await until(lambda: len(shop.arrived) == len(good) + len(waiting))
+    assert set(attempts) == {1}
+    assert len(shop.diary.of(events.BreakerOpened)) < 30, "it does not trip the destination again and again"
+    (held_back, *_), (resumed, *_) = shop.diary.of(events.TopicHeldBack), shop.diary.of(events.TopicResumed)
+    assert (held_back.topic, held_back.error) == ("b", "DestinationUnavailable: no such topic")
+    assert resumed.topic == "b"
+
+
+async def test_a_missing_topic_takes_no_room_from_the_others(shop: Shop) -> None:
+    """Its messages fill no memory that the others need, however many wait."""
+
+    def publish(message: Message) -> None:
+        if message.topic == "b":
+            raise DestinationUnavailable("no such topic")
+        shop.arrived.append(message)
+
+    async with shop.relay(publish, batch_size=5, breaker_initial="2ms", breaker_cap="4ms", workers=1):
+        for number in range(100):
+            shop.add("b", f"k{number}")
+            shop.add("a", f"k{number}")
+            await until(lambda: len([message for message in shop.arrived if message.topic == "a"]) > number)  # noqa: B023
+
+
+async def test_a_poison_message_is_found_out_by_others_of_its_topic(shop: Shop) -> None:
+    """Those of other topics get through meanwhile, so its topic is held back; but good ones of it are tried first."""
+    poison = shop.add("t", "poison")
+
+    def publish(message: Message) -> None:
+        if message.id == poison.id:
+            raise ConnectionError("it crashes the broker's parser")
+        shop.arrived.append(message)
+
+    good: list[Message] = []
+    async with shop.relay(publish, breaker_initial="2ms", breaker_cap="4ms", retry="never", workers=4):
+
+        def it_died() -> bool:
+            good.extend([shop.add("a", f"k{len(good)}"), shop.add("t", f"k{len(good)}")])
+            return bool(shop.diary.of(events.Died))
+
+        await until(it_died)
+        await until(lambda: len(shop.arrived) == len(good))
+    assert shop.diary.dead() == {poison.id}
+
+
 async def test_an_outage_that_looks_like_bad_messages_kills_none_of_them(shop: Shop) -> None:
     misjudged = True
 
@@ -379,6 +451,42 @@ async def test_a_slow_publisher_is_timed_out_as_a_destination_failure(shop: Shop
     assert "50" in shop.diary.of(events.BreakerOpened)[0].error or shop.diary.of(events.BreakerOpened)[0].error
 
 
+async def test_a_slow_function_that_has_more_to_do_than_room_for_is_no_outage(shop: Shop) -> None:
+    calls: list[str] = []
+
+    def has_been_given_back() -> bool:
+        return bool(shop.diary.of(events.Published)) and not shop.diary.of(events.Delivered)
+
+    async def publish(message: Message) -> None:
+        calls.append(message.id)
+        if len(calls) == 1:
+            await until(has_been_given_back)
+
+    added = [shop.add(key=f"k{number}") for number in range(12)]
+    settings = {"lease_ttl": 6, "publish_timeout": "2s", "concurrency": 1, "batch_size": 2, "workers": 1}
+    async with shop.relay(publish, **settings) as relay:
+        for message in added:
+            await relay.delivered(message.id, timeout=20)
+    assert sorted(calls) == sorted(message.id for message in added)
+    assert not shop.diary.of(events.BreakerOpened)
+
+
+async def test_what_was_allowed_to_start_has_the_whole_time_out(shop: Shop) -> None:
+    left: list[float] = []
+
+    class Starting(MemoryPublisher):
+        async def publish(self, batch: Any) -> None:
+            loop, first = asyncio.get_running_loop(), batch.limit.when()
+            await until(lambda: loop.time() + batch.timeout > first)
+            assert batch.may_start()
+            left.append(batch.limit.when() - loop.time() - batch.timeout)
+            await super().publish(batch)
+
+    shop.add(key="k")
+    assert (await shop.relay(Starting("memory:"), lease_ttl=6, publish_timeout="2s").drain()).delivered == 1
+    assert left[0] > 0
+
+
 async def test_a_topic_without_a_route_stays_pending(shop: Shop) -> None:
     shop.add("mail", "k")
     shop.add("orders", "k")
@@ -393,6 +501,19 @@ async def test_the_rate_can_be_capped(shop: Shop) -> None:
         started = time.monotonic()
         await until(lambda: len(shop.arrived) == 30)
         assert time.monotonic() - started > 0.3  # 30 at 50 a second, less what may burst
+
+
+@pytest.mark.parametrize("keys", [1, 30])
+async def test_a_capped_rate_is_the_relays_whatever_the_keys(shop: Shop, keys: int) -> None:
+    """One hot key may have all of it, though one pump has the key."""
+    for number in range(30):
+        shop.add(key=f"k{number % keys}")
+    async with shop.relay(max_rate=20, workers=4) as relay:
+        assert relay._session is not None
+        ((rate,),) = {tuple({outlet.rate for outlet in pump._outlets}) for pump in relay._session.pumps}
+        assert rate is not None
+        assert rate.limit == 20
+        await until(lambda: len(shop.arrived) == 30)
 
 
 async def test_a_drain_waits_until_the_rate_allows_the_rest(shop: Shop) -> None:

@@ -12,7 +12,7 @@ from postroom.errors import ConfigurationError
 from postroom.retry import ByType, Exponential, Fixed, Never, Steps
 from postroom.routing import PerTopic
 from postroom.serialize import JsonSerializer
-from postroom.settings import Settings
+from postroom.settings import LEASE_MARGIN, Settings, grace
 
 
 def write(directory: Path, text: str, name: str = "postroom.toml") -> Path:
@@ -62,7 +62,18 @@ def test_what_depends_on_another_setting_follows_it():
 def test_by_default_a_publish_fits_into_what_is_left_of_a_lease_at_any_time(lease_ttl: float):
     settings = Settings.of(lease_ttl=lease_ttl)
     left_before_renewal = settings.lease_ttl - settings.renew_interval - settings.lease_margin
-    assert settings.publish_timeout <= left_before_renewal
+    slack = settings.lease_ttl / 40  # for the renewal itself
+    assert settings.publish_timeout + grace(settings.publish_timeout) <= left_before_renewal - slack
+    assert settings.publish_timeout >= settings.lease_ttl * 0.42
+
+
+@pytest.mark.parametrize("lease_ttl", [0.1, 1, 2, 3, 7.5, 10, 15, 60, 3600])
+def test_the_longest_time_out_is_accepted_as_the_refusal_spells_it_and_fits_with_its_grace(lease_ttl: float):
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.of(lease_ttl=lease_ttl, publish_timeout=lease_ttl)
+    longest = str(caught.value).partition("must be at most ")[2].partition(" ")[0]
+    timeout = Settings.of(lease_ttl=lease_ttl, publish_timeout=longest).publish_timeout
+    assert timeout + grace(timeout) == pytest.approx(lease_ttl * 2 / 3 - lease_ttl * LEASE_MARGIN, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +122,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one():
 
 
 def test_settings_that_contradict_each_other_are_refused():
-    with pytest.raises(
-        ConfigurationError, match=r"publish_timeout \(12s\) must be at most 8s500ms .* lease_ttl of 15s"
-    ):
+    with pytest.raises(ConfigurationError, match=r"publish_timeout \(12s\) must be at most 8s .* lease_ttl of 15s"):
         Settings.of(publish_timeout=12)
     with pytest.raises(ConfigurationError, match=r"breaker_initial \(10s\) must be at most breaker_cap \(1s\)"):
         Settings.of(breaker_initial=10, breaker_cap=1)

@@ -126,6 +126,10 @@ class Trips:
             self.unavailable[event.destination] = redact(event.error)
         elif isinstance(event, events.BreakerClosed):
             self.unavailable.pop(event.destination, None)
+        elif isinstance(event, events.TopicHeldBack):
+            self.unavailable[f"{event.destination}, topic {event.topic}"] = redact(event.error)
+        elif isinstance(event, events.TopicResumed):
+            self.unavailable.pop(f"{event.destination}, topic {event.topic}", None)
 
 
 def _needs_attention(report: Report, trips: Trips) -> bool:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from pika import BasicProperties, DeliveryMode, SSLOptions, URLParameters
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker
 from pika.spec import Basic
 
-from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected
+from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from ..failures import describe
 from ..message import Message
 from ..ports import Batch, Features, Finding
@@ -53,6 +53,9 @@ CONNECT_TIMEOUT = 10.0
 LARGEST_PIECE = 1024 * 1024
 """Bytes of payload that are handed to the client before others have their turn."""
 LARGEST_WRITE = 128 * 1024
+ACCESS_REFUSED, NOT_FOUND = 403, 404
+DEFAULT_EXCHANGE = "amq.default"
+"""What the broker calls the one without a name, when it refuses it."""
 REMEDY = "check the address, the user, the password and the virtual host in the URL, and whether the broker runs"
 
 
@@ -97,7 +100,9 @@ class AmqpPublisher:
         self._ttl = given.get("ttl", ttl)
         self._max_size = given.get("max_size", max_size)
         self._envelope = Envelope(given.get("format", format), given.get("source", source))
-        self.features = Features(ordered=given.get("pipelined", pipelined), max_size=self._max_size)
+        # One exchange may be missing while another takes what comes later in the key.
+        is_ordered = given.get("pipelined", pipelined) and "{type}" not in exchange
+        self.features = Features(ordered=is_ordered, max_size=self._max_size)
         self._channels = Sessions[Channel](lambda: _open(parameters))
 
     async def publish(self, batch: Batch) -> None:
@@ -164,8 +169,8 @@ class AmqpPublisher:
                 type=message.type,
             )
             channel.send(exchange, routing_key, body, properties, self._mandatory, message, call)
-        except MessageRejected as error:
-            lanes.answer(message, error)
+        except (MessageRejected, DestinationUnavailable) as error:
+            lanes.answer(message, error)  # what is lost for all will be told to the next
 
     def _expiration(self, message: Message) -> str | None:
         """Milliseconds, in words."""
@@ -241,6 +246,13 @@ def _joined(frames: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(part)
 
 
+class _Sent(NamedTuple):
+    message: Message
+    call: Call | None
+    """None: nobody waits for it any more."""
+    exchange: str
+
+
 class Channel:
     """A connection with one channel, whose messages are confirmed in the order of their tags, or several at once."""
 
@@ -252,7 +264,7 @@ class Channel:
         self._reason: BaseException | None = None
         self._waiting: asyncio.Future[Any] | None = None
         self._tag = 0
-        self._unconfirmed: dict[int, tuple[Message, Call | None]] = {}
+        self._unconfirmed: dict[int, _Sent] = {}
         self.heard = 0
         """How often the broker has confirmed something."""
         self._returned: dict[str, Exception] = {}
@@ -296,9 +308,9 @@ class Channel:
                     await asyncio.shield(self._closed)
         self._hang_up()
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, reason: Exception | None = None) -> None:
         """Nothing more may leave."""
-        self._lost(None, DestinationUnavailable("the connection was given up"))
+        self._lost(None, reason or DestinationUnavailable("the connection was given up"))
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -314,15 +326,30 @@ class Channel:
             self._closed.set_result(None)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(self._reason)
-        unconfirmed, self._unconfirmed = self._unconfirmed, {}
-        for message, call in unconfirmed.values():
+        self._answer_for([*self._unconfirmed], self._reason)
+
+    def _answer_for(self, tags: Iterable[int], reason: BaseException) -> None:
+        for tag in tags:
+            message, call, _ = self._unconfirmed.pop(tag)
             if call is not None:
-                call.answer(message, self._reason)
+                call.answer(message, reason)
 
     def _closed_by_broker(self, _: object, reason: object) -> None:
-        """The channel; the connection is of no use without it."""
+        """The channel; the connection is of no use without it. The broker does so for the sake of one message, if that
+        has no exchange to go to, or of a question: it is no outage for the others, which may have arrived or not."""
+        if self._blame(reason):
+            reason = NotAttempted(f"the channel was closed because of another message: {_words(reason)}")
         self._lost(None, reason)
         self._hang_up()
+
+    def _blame(self, reason: object) -> bool:
+        """Tell those that are to blame. False if it is not known who is."""
+        guilty = [tag for tag, sent in self._unconfirmed.items() if _is_about(reason, sent.exchange)]
+        self._answer_for(guilty, _outage(reason))
+        if guilty or not isinstance(reason, ChannelClosedByBroker) or self._waiting is None or self._waiting.done():
+            return bool(guilty)
+        self._waiting.set_exception(_outage(reason))
+        return True
 
     def _blocked(self, _: object, frame: Any) -> None:
         """It reads nothing more until it has memory or disk again; nobody can be served so long."""
@@ -360,6 +387,8 @@ class Channel:
         if place in self._had:
             return
         async with self._declaring:  # one question at a time
+            if self._reason is not None:
+                raise self._reason
             if place not in self._had:
                 await (self.declare_exchange(exchange) if exchange else self.declare_queue(routing_key))
                 self._had.add(place)
@@ -385,17 +414,19 @@ class Channel:
                 raise DestinationUnavailable(describe(error)) from error
             raise MessageRejected(f"it cannot be sent like this: {describe(error)}", permanent=True) from error
         self._tag += 1
-        self._unconfirmed[self._tag] = (message, call)
+        self._unconfirmed[self._tag] = _Sent(message, call, exchange)
         call.sent()
 
     def forget(self, call: Call, *, is_silent: bool) -> None:
         """Whoever waited for these is gone. What was not sent yet must not be, and a connection that confirmed nothing
         all the time may be dead, though nobody has closed it."""
         self._unconfirmed = {
-            tag: (message, None if other is call else other) for tag, (message, other) in self._unconfirmed.items()
+            tag: sent._replace(call=None) if sent.call is call else sent for tag, sent in self._unconfirmed.items()
         }
-        if is_silent or (self._connection is not None and self._connection.has_unsent()):
+        if is_silent:
             self._hang_up()
+        elif self._connection is not None and self._connection.has_unsent():
+            self._hang_up(NotAttempted("another call on the same connection was given up"))
 
     def _is_returned(self, _: object, method: Any, properties: Any, __: bytes) -> None:
         """Comes before the confirmation."""
@@ -412,12 +443,12 @@ class Channel:
         last = tag or self._tag
         tags = list(takewhile(lambda each: each <= last, self._unconfirmed)) if answer.multiple else [tag]
         for each in tags:
-            message, call = self._unconfirmed.pop(each, (None, None))
-            if message is None:
+            sent = self._unconfirmed.pop(each, None)
+            if sent is None:
                 continue
-            reason = self._returned.pop(message.id, None)
-            if call is not None:
-                call.answer(message, _judged(refused, reason))
+            reason = self._returned.pop(sent.message.id, None)
+            if sent.call is not None:
+                sent.call.answer(sent.message, _judged(refused, reason))
 
 
 def _judged(refused: bool, returned: Exception | None) -> Exception | None:
@@ -428,15 +459,28 @@ def _judged(refused: bool, returned: Exception | None) -> Exception | None:
     return None
 
 
+def _is_about(reason: object, exchange: str) -> bool:
+    """Whether the broker has closed a channel because this exchange is missing, or not for us."""
+    return (
+        isinstance(reason, ChannelClosedByBroker)
+        and reason.reply_code in (ACCESS_REFUSED, NOT_FOUND)
+        and f"exchange '{exchange or DEFAULT_EXCHANGE}'" in reason.reply_text
+    )
+
+
 def _outage(reason: object) -> BaseException:
-    """Whatever ends a connection or a channel, in the broker's words."""
-    if isinstance(reason, DestinationUnavailable):
+    """Whatever ends a connection or a channel, unless it says itself whose fault that is."""
+    if isinstance(reason, (DestinationUnavailable, NotAttempted)):
         return reason
+    return DestinationUnavailable(_words(reason))
+
+
+def _words(reason: object) -> str:
+    """The broker's, if it said any."""
     if isinstance(reason, ChannelClosedByBroker):
-        return DestinationUnavailable(f"{reason.reply_code} {reason.reply_text}")
+        return f"{reason.reply_code} {reason.reply_text}"
     causes = getattr(reason, "exceptions", None) or (reason,)
     cause: object = causes[-1]
     while (inner := getattr(cause, "exception", None)) is not None:
         cause = inner
-    said = describe(cause) if isinstance(cause, BaseException) else repr(cause)
-    return DestinationUnavailable(said)
+    return describe(cause) if isinstance(cause, BaseException) else repr(cause)

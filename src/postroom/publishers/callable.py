@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from dataclasses import dataclass
 from functools import partial
 from types import coroutine
 from typing import Any, cast
@@ -35,7 +34,8 @@ class CallablePublisher:
     """Calls a sync or async function with each message. That it returns means delivered, whatever it returns.
 
     Messages of one (topic, key) are passed strictly one after the other, and once one fails the rest of that key is not
-    attempted. Different keys, and messages without one, run at the same time, at most `concurrency` in all.
+    attempted. Different keys, and messages without one, run at the same time, at most `concurrency` in all. What finds
+    no room for long is given back. What a call sets in its context (`contextvars`) no other call sees.
 
     Async functions run on the relay's loop and are cancelled at the time-out. Sync ones run in threads. A thread cannot
     be stopped: after the time-out the message is answered with `TimeoutError` while the function may still be running,
@@ -70,7 +70,7 @@ class CallablePublisher:
         lanes = _lanes(batch.messages)
         self._turn.begin()  # the loop was not kept waiting when it began this
         async with asyncio.TaskGroup() as group:
-            work = _Work(batch, lanes, group, copy_context(), more=min(len(lanes), self._concurrency) - 1)
+            work = _Work(batch, lanes, group, more=min(len(lanes), self._concurrency) - 1)
             # As a task like the others: who cancels this call shall not have to wait for one of them.
             group.create_task(self._work_through(work))
 
@@ -96,26 +96,36 @@ class CallablePublisher:
                 work.batch.answer(message, error)
 
     async def _attempt(self, message: Message, work: _Work, cancellation: _Cancellation) -> Error:
-        async with self._room:
+        room = self._room
+        if not await work.found(room):
+            return NotAttempted("other calls took all the room that concurrency leaves")
+        try:
             await self._turn.take()
             cancellation.check()
             if not work.batch.may_start():
                 return NotAttempted("there was no time left to start")
-            call, began = self._calls.call(message), time.monotonic()
-            try:
-                awaited = call.send(None)
-            except StopIteration as end:  # it never waited
-                return end.value
-            except (asyncio.CancelledError, TimeoutError) as error:  # the function's own
-                return error
-            self._share(work)
-            return await _within(work.batch.timeout, began, _resume(call, awaited), cancellation)
+            error = await self._call(message, work, cancellation)
+            work.heard()
+            return error
+        finally:
+            room.release()
+
+    async def _call(self, message: Message, work: _Work, cancellation: _Cancellation) -> Error:
+        call, context, began = self._calls.call(message), copy_context(), time.monotonic()
+        try:
+            awaited = context.run(call.send, None)
+        except StopIteration as end:  # it never waited
+            return end.value
+        except (asyncio.CancelledError, Exception) as error:  # the function's own, or no thread could be started
+            return error
+        self._share(work)
+        return await _within(work.batch.timeout, began, _resume(call, awaited, context), cancellation)
 
     def _share(self, work: _Work) -> None:
         """While this one waits, two others may go on: a function that never waits is called by one alone."""
         for _ in range(min(2, work.more, len(work.lanes))):
             work.more -= 1
-            work.group.create_task(self._work_through(work), context=work.context.copy())
+            work.group.create_task(self._work_through(work))
 
     def _judged(self, error: Error) -> Error:
         if not isinstance(error, self._unavailable):
@@ -125,17 +135,48 @@ class CallablePublisher:
         return outage
 
 
-@dataclass(slots=True)
 class _Work:
     """A batch, and who works through it."""
 
-    batch: Batch
-    lanes: deque[list[Message]]
-    group: asyncio.TaskGroup
-    context: Context
-    """What no call of the function has changed yet."""
-    more: int
-    """How many more may join in."""
+    def __init__(self, batch: Batch, lanes: deque[list[Message]], group: asyncio.TaskGroup, *, more: int) -> None:
+        self.batch = batch
+        self.lanes = lanes
+        self.group = group
+        self.more = more
+        """How many more may join in."""
+        self._loop = asyncio.get_running_loop()
+        self._heard = self._loop.time()
+        """When a call last ended, or the work began."""
+        self._door = asyncio.Lock()
+        """Of those who wait, one stands in line with the other batches: a large one shall not keep out a small one."""
+        self._limit: asyncio.Timeout | None = None
+        """Of the one that stands in line."""
+
+    async def found(self, room: asyncio.Semaphore) -> bool:
+        """Whether there was room in good time. Who waits for long is answered for, lest the relay take it for silence,
+        and end what runs."""
+        if not room.locked():
+            return await room.acquire()
+        async with self._door:
+            return await self._stood_in_line(room)
+
+    async def _stood_in_line(self, room: asyncio.Semaphore) -> bool:
+        try:
+            async with asyncio.timeout_at(self._patience_ends) as self._limit:
+                return await room.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._limit = None
+
+    def heard(self) -> None:
+        self._heard = self._loop.time()
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(self._patience_ends)
+
+    @property
+    def _patience_ends(self) -> float:
+        return self._heard + self.batch.timeout / 2
 
 
 class _Turn:
@@ -183,18 +224,21 @@ async def _within(timeout: float, began: float, call: Awaitable[Error], cancella
 
 
 @coroutine
-def _resume(call: Call, awaited: object) -> Generator[Any, Any, Error]:
-    """The rest of a call whose first step was made by hand, and that waits for something."""
+def _resume(call: Call, awaited: object, context: Context) -> Generator[Any, Any, Error]:
+    """The rest of a call whose first step was made by hand, and that waits for something. A task would make each step
+    in its own context, which the next call has, too."""
+    step: Callable[[Any], object]
     while True:
         try:
-            yield awaited
+            outcome = yield awaited
         except BaseException as error:
-            try:
-                awaited = call.throw(error)
-            except StopIteration as end:
-                return end.value
+            step, outcome = call.throw, error
         else:
-            return (yield from call.__await__())
+            step = call.send
+        try:
+            awaited = context.run(step, outcome)
+        except StopIteration as end:
+            return end.value
 
 
 # ------------------------------------------------------------------------------------------------ async functions
@@ -229,7 +273,8 @@ async def _error_of(function: Callable[..., Any], *arguments: object) -> Error:
 
 
 class _CallsInThreads:
-    """At most `concurrency` calls that are waited for, and as many that ran over their time."""
+    """At most `concurrency` calls that are waited for, and as many that are not any more: they ran over their time, or
+    the relay gave them up."""
 
     def __init__(self, function: Function, concurrency: int) -> None:
         self._function = function
@@ -239,9 +284,9 @@ class _CallsInThreads:
 
     async def call(self, message: Message) -> Error:
         if lane_of(message) in self._late:
-            return TimeoutError("the call before it, which ran over its time-out, has still not returned")
+            return TimeoutError("the call before it, which is not waited for any more, has still not returned")
         if len(self._late) >= self._concurrency:
-            return DestinationUnavailable(f"{len(self._late)} calls ran over their time-out and have not returned")
+            return DestinationUnavailable(f"{len(self._late)} calls that are not waited for have still not returned")
         outcome = await self._outcome(message)
         if inspect.isawaitable(outcome.result):
             return await _error_of(lambda: outcome.result)

@@ -84,13 +84,16 @@ class KafkaPublisher:
     ) -> None:
         place, given = _split(url)
         self.name = redact(place)
-        self._topic = template("topic", given.pop("topic", topic))
+        topic = given.pop("topic", topic)
+        self._topic = template("topic", topic)
         self._envelope = Envelope(given.pop("format", format), given.pop("source", source), prefix="ce_")
         is_unsafe = given.pop("unsafe", unsafe)
         prefix = _prefix(given.pop("transactional", transactional), is_unsafe)
         self._settings = _settings(place, {**settings, **given}, is_unsafe, url)
         self._max_bytes = int(str(self._settings.get(MAX_BYTES, DEFAULT_MAX_BYTES)))
-        self.features = Features(ordered=True, max_size=self._max_bytes)
+        # One topic may be missing while another takes what comes later in the key; in a transaction all fail together.
+        is_ordered = prefix is not None or "{type}" not in topic
+        self.features = Features(ordered=is_ordered, max_size=self._max_bytes)
         self._lines: dict[bool, Line] = {}
         """One for many, and one for those that are tried alone: what is beside them may be bad, too."""
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -32,7 +32,7 @@ from ..wire.envelope import DEFAULT_SOURCE, Envelope, Wrapped
 from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import positive, take, truth
-from ..wire.sessions import Sessions, Waiting
+from ..wire.sessions import Sessions, Waiting, has_unsent
 from ..wire.template import template
 
 OPTIONS = {
@@ -128,6 +128,7 @@ class MqttPublisher:
         lanes = Lanes(batch)
         call = Call(lanes)
         session = await self._sessions.take()
+        since = asyncio.get_running_loop().time()
         try:
             for piece in self._pieces(batch.messages, session.most):
                 await session.wait_for_room(len(piece))
@@ -137,8 +138,7 @@ class MqttPublisher:
             await session.wait_for_answers(call)
         except BaseException:
             if call.is_open:
-                # Some of it may not have left yet, and who does not answer one call does not answer others.
-                session.abort("there was no answer for too long")
+                session.give_up(call, since, batch.timeout)
             raise
 
     async def close(self) -> None:
@@ -315,6 +315,9 @@ class Wire(asyncio.Protocol):
         if self._transport is not None and outgoing:
             self._transport.write(b"".join(outgoing))
 
+    def has_unsent(self) -> bool:
+        return bool(self._outgoing) or (self._transport is not None and has_unsent(self._transport))
+
     def abort(self) -> None:
         self._outgoing.clear()
         self.writable.set()
@@ -394,7 +397,8 @@ class Session(Waiting, Client):
         self.most, self.largest = 0, 0
         """How many messages may be unanswered, and how many bytes one may have; known once we are let in."""
         self._wire = Wire(self._read, self._ended)
-        self._sent: dict[int, tuple[Message, Call]] = {}
+        self._sent: dict[int, tuple[Message, Call | None]] = {}
+        """With the call that waits for the answer, if it still does."""
         self._news = asyncio.Event()
         self._tending: asyncio.Task[None] | None = None
 
@@ -439,13 +443,19 @@ class Session(Waiting, Client):
         self._check()
 
     def abort(self, why: str) -> None:
-        """Nothing more may leave."""
         if self.lost is None:
             self.lost = f"{self.broker.host}:{self.broker.port}: {why}"
         if self._tending is not None:
             self._tending.cancel()
         self._wire.abort()
         self._news.set()
+
+    def _forget(self, call: Call) -> None:
+        """The broker still counts them among what may be unanswered."""
+        self._sent = {mid: (message, None if other is call else other) for mid, (message, other) in self._sent.items()}
+
+    def _has_unsent(self) -> bool:
+        return self.want_write() or self._wire.has_unsent()
 
     # --- what happens
 
@@ -493,8 +503,9 @@ class Session(Waiting, Client):
         self._out_messages.pop(mid, None)
         if (sent := self._sent.pop(mid, None)) is not None and self.lost is None:
             message, call = sent
-            call.answer(message, None if code in DELIVERED else _verdict(code, _reason(packet[3:])))
-            self._news.set()
+            if call is not None:
+                call.answer(message, None if code in DELIVERED else _verdict(code, _reason(packet[3:])))
+            self._note_answer()
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _create_socket(self) -> Any:

@@ -31,7 +31,7 @@ from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
 from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
 from ..wire.options import positive, take, truth
-from ..wire.sessions import Sessions, Waiting
+from ..wire.sessions import Sessions, Waiting, has_unsent
 from ..wire.template import template
 
 OPTIONS = {
@@ -106,6 +106,7 @@ class NatsPublisher:
         lanes = Lanes(batch)
         call = Call(lanes)
         connection = await self._connections.take()
+        since = asyncio.get_running_loop().time()
         try:
             for piece in self._pieces(batch.messages):
                 await connection.wait_for_room(len(piece))
@@ -115,8 +116,7 @@ class NatsPublisher:
             await connection.wait_for_answers(call)
         except BaseException:
             if call.is_open:
-                # Some of it may not have left yet, and who does not answer one call does not answer others.
-                connection.abort("there was no answer for too long")
+                connection.give_up(call, since, batch.timeout)
             raise
 
     async def close(self) -> None:
@@ -330,6 +330,9 @@ class Wire(TcpTransport):
     def __bool__(self) -> bool:
         return True  # the client keeps it, and makes none of its own
 
+    def has_unsent(self) -> bool:
+        return self._io_writer is not None and has_unsent(self._io_writer.transport)
+
     def abort(self) -> None:
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:
@@ -398,7 +401,6 @@ class Connection(Waiting, Client):
         self._check()
 
     def abort(self, why: str) -> None:
-        """Nothing more may leave."""
         if self.lost is None:
             self.lost = f"the connection is lost: {why}"
         self._pending.clear()
@@ -410,7 +412,15 @@ class Connection(Waiting, Client):
         message, _, call = self._unanswered.pop(reply)
         if self.lost is None:
             call.answer(message, error)
-            self._news.set()
+            self._note_answer()
+
+    def _forget(self, call: Call) -> None:
+        """A stream that acknowledges nothing must not take up the room of others, so they do not count any more."""
+        self._unanswered = {reply: sent for reply, sent in self._unanswered.items() if sent.call is not call}
+        self._news.set()
+
+    def _has_unsent(self) -> bool:
+        return self._wire.has_unsent()
 
     # --- questions
 

@@ -16,8 +16,20 @@ from .outlet import Lane, Outlet
 class Barriers(Memory):
     def pause(self, globs: Globs) -> None:
         self._paused = globs
+        self._drop_paused()
+
+    def _hold_back(self, now: float) -> None:
+        """What a destination lacks is paused until it is its turn to be tried, so that it takes no room in memory."""
+        was = self._held_back
+        self._held_back = set[str]().union(
+            *(each.breaker.held_back(now) for each in self._outlets if each.breaker.failing)
+        )
+        if not self._held_back <= was:
+            self._drop_paused()
+
+    def _drop_paused(self) -> None:
         for lane in list(self._lanes.values()):
-            if lane.waiting and lane.topic in globs:
+            if lane.waiting and self._is_paused(lane.topic):
                 self._drop_waiting(lane)
 
     def release_holds(self, holds: Iterable[Hold], now: float) -> None:
@@ -118,7 +130,7 @@ class Barriers(Memory):
         self._settlement.parked.append((barrier.name, message))
 
     def _is_closed(self, message: Message) -> bool:
-        if self._paused and message.topic in self._paused:
+        if self._is_paused(message.topic):
             return True
         return self._topic(message)[0].is_over(2 * self._window)
 
@@ -138,6 +150,7 @@ class Barriers(Memory):
 
     def _tend(self, now: float) -> None:
         """Open and close topics as their destinations recover and fail."""
+        self._hold_back(now)
         for slot in self.slots.values():
             if slot.closed_topics:
                 for closed in list(slot.closed_topics.values()):
@@ -145,7 +158,7 @@ class Barriers(Memory):
 
     def _tend_topic(self, slot: Slot, closed: ClosedTopic, now: float) -> None:
         topic = closed.name.topic
-        if topic in self._paused or not self._has_room(topic) or self._is_broken(topic):
+        if self._is_paused(topic) or not self._has_room(topic) or self._is_broken(topic):
             closed.open = False
             if not closed.parking and closed.skipped > self._settings.batch_size // 2 and closed.lasts(now):
                 self._start_parking_topic(closed, slot)
@@ -184,7 +197,7 @@ class Barriers(Memory):
             closed
             for slot in self.slots.values()
             for topic, closed in slot.closed_topics.items()
-            if topic not in self._paused
+            if not self._is_paused(topic)
         ]
 
     def _drop_waiting(self, lane: Lane) -> None:

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, TypeVar
 from ..message import Message
 
 STRIKES = 3
-"""A message that was refused as "unavailable" this often, while others got through in between, is charged itself."""
+"""A message that was refused as "unavailable" this often, while others of its topic got through in between, is charged
+itself."""
 
 FIRST_ALLOWANCE = 8
 """Messages in flight right after the breaker closes; doubles with as many successes."""
@@ -35,6 +36,21 @@ class Failure(NamedTuple):
 class Suspicion:
     strikes: int
     successes: int
+    of_topic: int
+    """Those of its own topic."""
+
+
+@dataclass(slots=True)
+class Failing:
+    """A topic of which nothing got through since it failed. If others do, it is what the destination lacks."""
+
+    successes: int
+    pauses: int = 0
+    """In a row, for which it alone was held back."""
+    until: float = float("-inf")
+    tried: bool = False
+    """One of it went, and it is not known yet what became of it."""
+    error: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,8 +58,11 @@ class Breaker:
     """Closed: everything may go. Tripped: nothing goes until `until`. Half-open: one message goes, as a probe.
 
     Two mistakes are possible and both are closed. A poison message may look like an outage: it collects strikes when
-    others succeed in between, and is then charged attempts like any bad message. An outage may look like bad messages:
-    failures of `trip_after` different keys in a row, with no success between, trip the breaker and are given back.
+    others of its topic succeed in between, and is then charged attempts like any bad message. An outage may look like
+    bad messages: failures of `trip_after` different keys in a row, with no success between, trip the breaker and are
+    given back.
+
+    A topic of which nothing gets through while others do is missing, or closed to us: it is held back alone.
     """
 
     initial: float
@@ -60,7 +79,12 @@ class Breaker:
     misjudged: bool = False
     """Tripped by message failures: until a success, further message failures are the destination's too."""
     allowance: float = float("inf")
+    prober: object = None
+    """Whose probe is out, of all who share this breaker."""
     suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
+    of_topic: dict[str, int] = field(default_factory=dict[str, int])
+    """Successes of each topic that has a suspect."""
+    failing: dict[str, Failing] = field(default_factory=dict[str, Failing])
     streak: dict[str, tuple[Hashable, Failure]] = field(default_factory=dict[str, "tuple[Hashable, Failure]"])
     """Message failures with no success between, and the lane of each: the earliest of each message."""
     given_back: dict[str, Failure] = field(default_factory=dict[str, Failure])
@@ -69,8 +93,10 @@ class Breaker:
     def succeeded(self, message: Message) -> bool:
         """Note a delivery; True if it closed the breaker."""
         self.successes += 1
+        if self.failing:
+            self.failing.pop(message.topic, None)
         if self.suspects:
-            self.suspects.pop(message.dedupe_id, None)
+            self._clear(message)
         if self.streak:
             self.streak.clear()
         if self.state == "closed":
@@ -82,7 +108,7 @@ class Breaker:
 
     def succeed(self, count: int) -> bool:
         """Note so many deliveries, if nothing but their number matters: all is well, and nobody is suspected."""
-        if self.suspects or self.streak or self.state != "closed" or self.allowance != float("inf"):
+        if self.suspects or self.streak or self.failing or self.state != "closed" or self.allowance != float("inf"):
             return False
         self.successes += count
         return True
@@ -91,15 +117,17 @@ class Breaker:
         self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
     ) -> bool:
         """Note that the destination could not be reached with this message; True if the message itself is to blame."""
-        if self._suspect(message):
+        if self._suspect(message, self.of_topic.get(message.topic, 0) > self._seen(message).of_topic):
             return True
-        self._trip(error, now, random, retry_after)
+        if not self._hold_back(message.topic, error, now, random, retry_after) or self.state == "half-open":
+            self._trip(error, now, random, retry_after)
         return False
 
     def refused(self, lane: Hashable, failure: Failure, error: str, now: float, random: Callable[[], float]) -> bool:
         """Note a message failure; True if it is the destination's after all (then `give_back`)."""
         if self.state == "half-open" and not self.misjudged:
             self._close()  # it refused this message, so it is there
+        self.failing.pop(failure.message.topic, None)
         if self._is_convicted(failure.message):
             return False
         _remember(self.streak, failure.message.dedupe_id, (lane, failure))
@@ -109,15 +137,16 @@ class Breaker:
             return True
         return False
 
-    def answered(self) -> None:
+    def answered(self, topic: str) -> None:
         """It refused a message for good: whatever else is wrong, it is there."""
+        self.failing.pop(topic, None)
         if self.state == "half-open":
             self._close()
 
     def give_back(self) -> None:
         """All of the streak. Whoever is given back again and again, while others succeed in between, is suspected."""
         for id, (_, failure) in self.streak.items():
-            self._suspect(failure.message)
+            self._suspect(failure.message, self.successes > self._seen(failure.message).successes)
             _remember(self.given_back, id, failure)
         self.streak.clear()
 
@@ -131,16 +160,27 @@ class Breaker:
     def is_suspected(self, message: Message) -> bool:
         return bool(self.suspects) and message.dedupe_id in self.suspects
 
-    def _suspect(self, message: Message) -> bool:
+    def _seen(self, message: Message) -> Suspicion:
+        """What there was when it failed the last time; if it never did, what there is."""
+        known = self.suspects.get(message.dedupe_id)
+        return known or Suspicion(1, self.successes, self.of_topic.setdefault(message.topic, 0))
+
+    def _suspect(self, message: Message, others_succeeded: bool) -> bool:
         """Note that a failure of it seemed to be the destination's; True if it is one strike too many."""
-        suspicion = self.suspects.get(message.dedupe_id)
-        if suspicion is None:
-            _remember(self.suspects, message.dedupe_id, Suspicion(1, self.successes))
-        elif self.successes > suspicion.successes:
-            suspicion.strikes += 1
-            suspicion.successes = self.successes
-            return suspicion.strikes >= STRIKES
-        return False
+        suspicion = self._seen(message)
+        _remember(self.suspects, message.dedupe_id, suspicion)
+        if not others_succeeded:
+            return False
+        suspicion.strikes += 1
+        suspicion.successes, suspicion.of_topic = self.successes, self.of_topic.get(message.topic, 0)
+        return suspicion.strikes >= STRIKES
+
+    def _clear(self, message: Message) -> None:
+        self.suspects.pop(message.dedupe_id, None)
+        if not self.suspects:
+            self.of_topic.clear()
+        elif message.topic in self.of_topic:
+            self.of_topic[message.topic] += 1
 
     def _is_convicted(self, message: Message) -> bool:
         """It had its strikes, and others succeeded since it failed."""
@@ -158,19 +198,75 @@ class Breaker:
             self.state = "half-open"
 
     def probe_lost(self, now: float, pause: float) -> None:
-        """Somebody else has the turn, or the probe came to nothing: look again after the pause. Unless another pump got
-        through meanwhile."""
+        """Somebody else has the turn, or the probe came to nothing: look again after the pause, or when it was going to
+        be. Unless another pump got through meanwhile."""
         if self.state != "closed":
-            self.state, self.until = "tripped", now + pause
+            self.state, self.until = "tripped", max(self.until, now + pause)
+
+    def probe_ended(self, prober: object, now: float) -> None:
+        """A probe that came to nothing must not leave the breaker half-open for ever."""
+        if self.prober is not prober:
+            return
+        self.prober = None
+        if self.state == "half-open":
+            self.probe_lost(now, self.initial)
+
+    def is_held_back(self, topic: str) -> bool:
+        return topic in self.failing and self.failing[topic].pauses > 0
+
+    def held_back(self, now: float) -> set[str]:
+        """Topics of which nothing may go now."""
+        return {topic for topic, failing in self.failing.items() if now < failing.until}
+
+    def take_turn(self, message: Message, now: float) -> bool:
+        """Whether it may go, as far as its topic is concerned: of one that is held back, one message in each pause.
+        Those that have not failed yet go first, in whatever pump: a bad one must not keep its topic held back."""
+        failing = self.failing.get(message.topic)
+        if failing is None or not failing.pauses:
+            return True
+        if now < failing.until + (self.initial if self.is_suspected(message) else 0.0):
+            return False
+        failing.tried, failing.until = True, now + self._longest(failing.pauses)
+        return True
+
+    def turns(self) -> list[float]:
+        """When the next of a topic that is held back may go: at the second time, one that failed before."""
+        return [time for failing in self.failing.values() for time in (failing.until, failing.until + self.initial)]
+
+    def _hold_back(
+        self, topic: str, error: str, now: float, random: Callable[[], float], retry_after: float | None
+    ) -> bool:
+        """Whether it fails alone: others got through since it failed first, and none of it did."""
+        failing = self.failing.get(topic)
+        if failing is None:
+            _remember(self.failing, topic, Failing(self.successes))
+            return False
+        if self.successes == failing.successes:
+            return False
+        if failing.tried or now >= failing.until:  # else it is the rest of a batch
+            failing.tried, failing.pauses, failing.error = False, failing.pauses + 1, error
+            failing.until = now + self._pause(failing.pauses, random)
+        failing.until = max(failing.until, now + self._asked(retry_after))
+        return True
 
     def _trip(self, error: str, now: float, random: Callable[[], float], retry_after: float | None) -> None:
-        if self.state == "tripped" and now < self.until:
-            return  # the rest of the batch that tripped it
-        self.trips += 1
-        pause = min(self.cap, self.initial * 2.0 ** min(self.trips - 1, 30)) * (0.75 + random() / 2)
-        self.state, self.error = "tripped", error
-        self.until = now + max(pause, min(retry_after or 0.0, MOST_ASKED * self.cap))
-        self.shared_successes = None
+        if self.state != "tripped" or now >= self.until:  # else it is the rest of the batch that tripped it
+            self.trips += 1
+            self.state, self.error = "tripped", error
+            self.until = now + self._pause(self.trips, random)
+            self.shared_successes = None
+        self.until = max(self.until, now + self._asked(retry_after))
+
+    def _asked(self, retry_after: float | None) -> float:
+        return min(retry_after or 0.0, MOST_ASKED * self.cap)
+
+    def _longest(self, number: int) -> float:
+        """A quarter more than meant, but never more than the cap."""
+        return min(self.cap, 1.25 * self.initial * 2.0 ** min(number - 1, 30))
+
+    def _pause(self, number: int, random: Callable[[], float]) -> float:
+        """Relays do not all come back at once, at the cap neither."""
+        return self._longest(number) * (0.6 + 0.4 * random())
 
     def _close(self) -> None:
         self.state, self.trips, self.misjudged = "closed", 0, False

@@ -77,6 +77,8 @@ class LeaseKeeper:
         self._turn = asyncio.Lock()
         self._next_at = 0.0
         self._is_closing = False
+        self._is_member = False
+        """We may be counted among those who share the slots."""
         self._told: dict[int, int] = {}
         """The marks that the store knows."""
 
@@ -91,13 +93,12 @@ class LeaseKeeper:
         """Returns the seconds until it should be done again."""
         before = self._clock.monotonic()
         self.expire(before)
-        beat = self._beat()
-        leases = await self._store.renew(beat)
-        self._told.update(beat.marks)
-        self._note_renewed(leases.slots, before)
-        if len(leases.slots) < SLOTS:
-            count = len(leases.slots)
-            raise TablesMissing(f"the outbox {self._name!r} has {count} of {SLOTS} leases; run 'postroom init'")
+        if self._is_closing:
+            if self._slots():
+                await self._renew(before)
+            await self._let_go()
+            return self._settings.renew_interval
+        leases = await self._renew(before)
         await self._journal.catch_up()
         await self._hand_on()
         await self._give_back(leases)
@@ -106,16 +107,54 @@ class LeaseKeeper:
             pump.stir()
         return min(0.5, self._settings.renew_interval) if self._is_unbalanced(taken) else self._settings.renew_interval
 
+    async def _renew(self, before: float) -> Leases:
+        beat, self._is_member = self._beat(), True
+        leases = await self._store.renew(beat)
+        self._told.update(beat.marks)
+        self._note_renewed(leases.slots, before)
+        if len(leases.slots) < SLOTS:
+            count = len(leases.slots)
+            raise TablesMissing(f"the outbox {self._name!r} has {count} of {SLOTS} leases; run 'postroom init'")
+        return leases
+
     async def run(self) -> None:
         """Tick for ever; the caller deals with a database that does not answer."""
         while True:
             if (pause := self._next_at - self._clock.monotonic()) > 0:
-                self.woken.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self.woken.wait()
-            await self.tick()
+            self.woken.clear()  # before, and not after: whoever wakes us during a tick wants another one
+            if self._is_closing and self._clock.monotonic() < self._next_at:
+                await self.let_go()
+            else:
+                await self.tick()
             self._answered()
+
+    def retire(self) -> None:
+        """From now on take nothing, claim no share, and give each slot back as soon as nothing is in flight there."""
+        self._is_closing = True
+        self._leave_all()
+        self.woken.set()
+
+    async def let_go(self) -> None:
+        """Give back what a relay that retires can give back by now."""
+        async with self._turn:
+            next_at, self._next_at = self._next_at, 0.0  # a tick at once, should it fail
+            await soon(self._let_go(), self._settings.patience)
+            self._next_at = next_at
+
+    async def _let_go(self) -> None:
+        """Without us the share of the others is all there is. Each renewal makes us a member again, so this follows."""
+        self._leave_all()  # also what was being taken when we were told to retire
+        left = self._left()
+        if left or self._is_member:
+            await self._release(left, leave=True)
+
+    def _leave_all(self) -> None:
+        for pump in self._pumps:
+            pump.plan.leave([slot.number for slot in pump.plan.slots.values() if not slot.leaving])
+            pump.stir()
 
     def expire(self, now: float) -> None:
         """Drop every slot whose deadline has passed: somebody else may own it already."""
@@ -140,6 +179,7 @@ class LeaseKeeper:
         for pump in self._pumps:
             pump.plan.lose(epochs)
         await self._store.release(self._relay, epochs, marks, leave=True)
+        self._is_member = False
         if epochs:
             self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(epochs)))
 
@@ -202,13 +242,17 @@ class LeaseKeeper:
         movable = [slot for slot in movable if not slot.leaving]
         for slot in sorted(movable, key=lambda slot: slot.count)[: max(0, surplus)]:
             self._pump_of(slot.number).plan.leave([slot.number])
-        await self.release_left()
+        if left := self._left():
+            await self._release(left, leave=False)
 
-    async def release_left(self) -> None:
-        """Give back the leaving slots that have nothing in flight any more."""
-        left = [number for pump in self._pumps for number in pump.plan.left()]
-        if not left:
-            return
+    def _left(self) -> list[int]:
+        """The leaving slots that have nothing in flight any more. Where reading a row claims it, what is being read at
+        this moment must be given back, too."""
+        claims_rows = self._settings.claim == "rows"
+        pumps = [pump for pump in self._pumps if not (claims_rows and pump.is_reading)]
+        return [number for pump in pumps for number in pump.plan.left()]
+
+    async def _release(self, left: Sequence[int], *, leave: bool) -> None:
         await self._journal.catch_up()
         marks = self._marks()
         epochs = {slot.number: slot.epoch for slot in self._slots() if slot.number in left}
@@ -217,8 +261,10 @@ class LeaseKeeper:
         for number in [number for number in left if number in self._promised]:
             to, ttl = self._promised.pop(number), self._settings.lease_ttl
             await self._store.hand_over(self._relay, number, epochs.pop(number), marks[number], to, ttl)
-        await self._store.release(self._relay, epochs, {number: marks[number] for number in epochs}, leave=False)
-        self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(left)))
+        await self._store.release(self._relay, epochs, {number: marks[number] for number in epochs}, leave=leave)
+        self._is_member = self._is_member and not leave
+        if left:
+            self._notice(events.LeasesReleased(outbox=self._name, slots=sorted(left)))
 
     async def _take(self, leases: Leases) -> list[int]:
         owned = {slot.number for slot in self._slots()}
@@ -233,6 +279,7 @@ class LeaseKeeper:
             return []
         before = self._clock.monotonic()
         taken = await self._store.acquire(self._relay, chosen, self._settings.lease_ttl)
+        self.incomplete |= len(taken) < missing  # others took some at the same moment
         self._given.update(dict.fromkeys(given, before + GIVEN))
         await self._own(taken, before + self._settings.lease_ttl - self._settings.lease_margin)
         return list(taken)

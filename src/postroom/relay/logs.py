@@ -41,6 +41,11 @@ class LoggingObserver:
                     "%s: destination %s is unavailable, next probe in %.3g s: %s",
                     event.outbox, event.destination, event.pause, event.error,
                 )  # fmt: skip
+            case events.TopicHeldBack():
+                log.warning(
+                    "%s: destination %s takes nothing of topic %s, though it takes others; next try in %.3g s: %s",
+                    event.outbox, event.destination, event.topic, event.pause, event.error,
+                )  # fmt: skip
             case events.OutOfOrder(message=message):
                 log.error(
                     "%s: destination %s delivered message %s although one before it in key %r failed",

@@ -22,6 +22,8 @@ class BreakerChanged:
 
     outlet: Outlet
     state: Literal["tripped", "closed"]
+    topic: str | None = None
+    """Held back alone, or no longer; None = the destination."""
 
 
 class Memory:
@@ -45,6 +47,8 @@ class Memory:
         self._claims_rows = settings.claim == "rows"
         """Rows that were fetched are in nobody else's reach: those that are not sent must be let go of."""
         self._paused: Globs = Globs()
+        self._held_back: set[str] = set()
+        """Topics of which nothing gets through, while others of their destination do."""
 
         self.slots: dict[int, Slot] = {}
         self.departures: int = 0
@@ -135,6 +139,9 @@ class Memory:
     def _lane_name(self, message: Message) -> object:
         """What keeps its order: a (topic, key); any other message stands alone."""
         return (message.topic, message.key) if self.is_ordered(message) else message.position
+
+    def _is_paused(self, topic: str) -> bool:
+        return topic in self._held_back or (bool(self._paused) and topic in self._paused)
 
     def _topic(self, message: Message) -> tuple[Outlet, bool]:
         kind = (message.topic, message.type)

@@ -68,22 +68,43 @@ class Room:
         self._waiting[stir] = None
 
 
+class Rate:
+    """How many messages may go to a destination in a second, from all pumps of a relay together."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._tokens = 0.0
+        self._refilled: float | None = None
+
+    def allows(self, now: float) -> int:
+        """How many may go now."""
+        elapsed = 0.1 if self._refilled is None else now - self._refilled
+        self._tokens = min(max(1.0, self.limit / 10), self._tokens + elapsed * self.limit)
+        self._refilled = now
+        return int(self._tokens)
+
+    def take(self, count: int) -> None:
+        self._tokens -= count
+
+    def next_in(self, now: float) -> float | None:
+        """Seconds until it allows another message; None if it does already."""
+        return None if self.allows(now) >= 1 else (1.0 - self._tokens) / self.limit
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Outlet:
-    """A destination as one pump sees it. The breaker is shared with the relay's other pumps."""
+    """A destination as one pump sees it. The breaker, the room and the rate are shared with the relay's other pumps."""
 
     name: str
     features: Features
     breaker: Breaker
     room: Room | None = None
-    max_rate: float | None = None
+    rate: Rate | None = None
     ready: deque[Lane] = field(default_factory=deque[Lane])
     in_memory: int = 0
     unanswered: int = 0
     flying_lanes: int = 0
     calls: int = 0
-    tokens: float = 0.0
-    refilled: float = 0.0
     full_since: float | None = None
 
     def is_over(self, window: int) -> bool:
@@ -106,7 +127,7 @@ class Outlet:
         if breaker.state == "tripped":
             return 0
         if breaker.state == "half-open":
-            return 1 if self.unanswered == 0 else 0
+            return 1 if breaker.prober is None and self.unanswered == 0 else 0
         room = min(batch_size, self.features.max_batch or batch_size)
         if self.room is not None:
             room = room if self.room.free > 0 else 0
@@ -116,7 +137,7 @@ class Outlet:
             room = min(room, 2 * batch_size - self.flying_lanes)
         if breaker.allowance < batch_size:
             room = min(room, int(breaker.allowance) - self.unanswered)
-        return room if self.max_rate is None else min(room, self._allowed_by_rate(now, self.max_rate))
+        return room if self.rate is None else min(room, self.rate.allows(now))
 
     def _is_busy_enough(self, batch_size: int, room: int) -> bool:
         """Many calls at once help against latency, but only while each is about a good part of a batch: if a publisher
@@ -126,20 +147,20 @@ class Outlet:
     def sent(self, count: int) -> None:
         self.unanswered += count
         self.calls += 1
+        if self.breaker.state == "half-open":
+            self.breaker.prober = self
         if self.room is not None:
             self.room.take()
-        if self.max_rate:
-            self.tokens -= count
+        if self.rate is not None:
+            self.rate.take(count)
+
+    def call_ended(self, now: float) -> None:
+        self.calls -= 1
+        if self.room is not None:
+            self.room.give_back()
+        if self.unanswered == 0:
+            self.breaker.probe_ended(self, now)
 
     def token_in(self, now: float) -> float | None:
         """Seconds until the rate allows another message; None if it is not what holds us back."""
-        if self.max_rate is None or self._allowed_by_rate(now, self.max_rate) >= 1:
-            return None
-        return (1.0 - self.tokens) / self.max_rate
-
-    def _allowed_by_rate(self, now: float, rate: float) -> int:
-        burst = max(1.0, rate / 10)
-        elapsed = now - self.refilled if self.refilled else 0.1
-        self.tokens = min(burst, self.tokens + elapsed * rate)
-        self.refilled = now
-        return int(self.tokens)
+        return None if self.rate is None else self.rate.next_in(now)

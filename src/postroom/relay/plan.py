@@ -72,7 +72,7 @@ class Plan(Reading):
         batch: list[Message] = []
         postponed: list[Lane] = []
         if room and outlet.breaker.state == "half-open":
-            self._prefer_unsuspected(outlet)
+            self._choose_probe(outlet)
         while room > len(batch) and outlet.ready:
             lane = outlet.ready.popleft()
             lane.queued = False
@@ -87,13 +87,15 @@ class Plan(Reading):
             outlet.sent(len(batch))
         return batch
 
-    def _prefer_unsuspected(self, outlet: Outlet) -> None:
-        """Probe with a message that has not failed yet: bad ones must not keep the breaker from closing."""
-        for lane in outlet.ready:
-            if not outlet.breaker.is_suspected(lane.waiting[0]):
-                outlet.ready.remove(lane)
-                outlet.ready.appendleft(lane)
-                return
+    def _choose_probe(self, outlet: Outlet) -> None:
+        """Probe with a message that has not failed yet, of a topic that has not: neither bad ones nor a topic that is
+        missing must keep the breaker from closing."""
+        breaker = outlet.breaker
+        best = min(
+            outlet.ready, key=lambda lane: (lane.topic in breaker.failing, breaker.is_suspected(lane.waiting[0]))
+        )
+        outlet.ready.remove(best)
+        outlet.ready.appendleft(best)
 
     def probes(self, now: float) -> list[Outlet]:
         """Outlets whose breaker may be probed, with something to probe it with."""
@@ -101,12 +103,16 @@ class Plan(Reading):
 
     def may_go_soon(self) -> bool:
         """Whether something is ready, and waits for nothing but the next renewal or its turn at `max_rate`."""
-        return any(outlet.ready and outlet.breaker.state == "closed" for outlet in self._outlets)
+        return any(
+            outlet.breaker.state == "closed" and any(lane.topic not in self._held_back for lane in outlet.ready)
+            for outlet in self._outlets
+        )
 
     def next_event(self, now: float) -> float | None:
         """Seconds until time alone gives this plan something to do."""
         times = [max(0.0, self._due[0][0] - now)] if self._due else []
         for outlet in self._outlets:
+            times += [turn - now for turn in outlet.breaker.turns() if turn > now]
             if outlet.ready and outlet.breaker.state == "tripped":
                 times.append(max(0.0, outlet.breaker.until - now))
             elif outlet.ready and (token := outlet.token_in(now)) is not None:
@@ -119,7 +125,10 @@ class Plan(Reading):
         if slot is None or slot.leaving or now + self._publish_timeout > slot.deadline:
             return False
         reading_on = (slot.full or slot.stale) and not lane.outlet.is_over(self._window)
-        return not (lane.latest_only and reading_on)
+        if lane.latest_only and reading_on:
+            return False
+        breaker = lane.outlet.breaker
+        return not breaker.failing or breaker.take_turn(lane.waiting[0], now)
 
     def _fly(self, lane: Lane, room: int, batch: list[Message], now: float) -> None:
         slot = self.slots[lane.slot]
@@ -146,7 +155,8 @@ class Plan(Reading):
 
     def _is_trial(self, lane: Lane) -> bool:
         """A message that failed before goes alone, and the first after an outage too."""
-        if lane.outlet.breaker.state != "closed":
+        breaker = lane.outlet.breaker
+        if breaker.state != "closed" or (breaker.failing and lane.topic in breaker.failing):
             return True
         held = self.held.get(lane.name) if self.held else None
         return held is not None and held.trying

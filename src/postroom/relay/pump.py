@@ -11,18 +11,13 @@ from dataclasses import dataclass
 
 from .. import events
 from ..clock import Clock
-from ..errors import NoAnswer, NotAttempted
+from ..errors import NoAnswer, NotAttempted, PostroomError
 from ..message import Message
 from ..ports import Postponement, Publisher, Retry, Settlement, Store
-from ..settings import Settings
+from ..settings import Settings, grace
 from .journal import Journal
 from .outlet import Outlet
 from .plan import Plan
-
-
-def grace(timeout: float) -> float:
-    """How much longer a call may take than one message: a publisher that keeps the time itself can still say which."""
-    return min(timeout / 4, 0.5)
 
 
 class Call:
@@ -42,6 +37,7 @@ class Call:
         self._plan = pump.plan
         self._stirred = pump.stirred
         self._extended = pump.now()
+        self._slack = grace(timeout) / 2
 
     def answer(self, message: Message, error: BaseException | None = None) -> None:
         if message.position not in self.open:
@@ -52,7 +48,7 @@ class Call:
         now = self._pump.now()
         self._plan.answer(message, error, now)
         self._stirred.set()
-        if now - self._extended > self.timeout / 8:
+        if now - self._extended > self._slack:
             self._extend(now)
 
     def confirm_all(self) -> None:
@@ -68,7 +64,11 @@ class Call:
         self._stirred.set()
 
     def may_start(self) -> bool:
-        return self._pump.may_start(self)
+        now = self._pump.now()
+        may = self._pump.may_start(self, now)
+        if may and now - self._extended > self._slack:
+            self._extend(now)
+        return may
 
     def crashes(self, message: Message) -> int:
         return self._pump.journal.crashes(message)
@@ -92,7 +92,8 @@ class Call:
             room.take()
 
     def _extend(self, now: float) -> None:
-        """An answer is progress: the time-out begins anew, though not for each of a whole batch at once."""
+        """An answer is progress, and what has just been started has its own time: the time-out begins anew, though not
+        for each of a whole batch at once."""
         self._extended = now
         if self.limit is not None and self.limit.when() is not None and not self.limit.expired():
             with contextlib.suppress(RuntimeError):  # the call is over already
@@ -150,6 +151,7 @@ class Pump:
         self._unsettled: Settlement | None = None
         self._died: deque[str] = deque(maxlen=1_000)
         """The latest: only deaths since the last success can be taken back."""
+        self.is_reading = False
         self.fetched_at = 0.0
         """When anything new was last read."""
         self._look_at = 0.0
@@ -226,17 +228,27 @@ class Pump:
         wanted = self.plan.wants(self._clock.monotonic())
         if wanted is None:
             return False
-        fetched = await self._store.fetch(wanted.ranges, wanted.limit)
+        with self._reading():
+            fetched = await self._store.fetch(wanted.ranges, wanted.limit)
         new = self.plan.take(wanted, fetched, self._clock.monotonic())
         if new:
             self.fetched_at = self._clock.monotonic()
             self._notice(events.Fetched(outbox=self._name, count=new))
         return bool(fetched.messages)
 
+    @contextlib.contextmanager
+    def _reading(self) -> Generator[None]:
+        self.is_reading = True
+        try:
+            yield
+        finally:
+            self.is_reading = False
+
     async def _fetch_parked(self) -> bool:
         wanted = self.plan.parked_wants()
         for gate, after, limit in wanted:
-            messages = await self._store.fetch_parked(gate, after, limit)
+            with self._reading():
+                messages = await self._store.fetch_parked(gate, after, limit)
             self.plan.take_parked(gate, after, messages, limit, self._clock.monotonic())
         return bool(wanted)
 
@@ -324,10 +336,9 @@ class Pump:
         self.plan.call_ended(call.outlet, self._clock.monotonic())
         self.stir()
 
-    def may_start(self, call: Call) -> bool:
+    def may_start(self, call: Call, now: float) -> bool:
         """Whether a piece of this call, started now, would be over before any of its leases ends. What is done here may
         take longer than any lease, and is ended when one is lost."""
-        now = self.now()
         if now > call.last_start or call.departures != self.plan.departures:
             call.last_start = self._last_start(call)
             call.departures = self.plan.departures
@@ -386,25 +397,41 @@ class Pump:
         if late:
             await asyncio.wait(late, timeout=1.0)
 
-    async def finish(self, timeout: float, hurry: asyncio.Event) -> bool:
-        """Wait for what is in flight, then cancel the rest; settle all. True if everything was answered in time."""
-        late = await self._wait_for_calls(timeout, hurry)
+    async def finish(self, timeout: float, hurry: asyncio.Event, drained: Callable[[], object]) -> bool:
+        """Wait for what is in flight, then cancel the rest; settle all. True if everything was answered in time.
+        `drained` is called when slots can be given back meanwhile."""
+        late = await self._wait_for_calls(timeout, hurry, drained)
         for task in late:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=1.0)
         await asyncio.sleep(0)
         await self.settle()
+        drained()
         return not late
 
-    async def _wait_for_calls(self, timeout: float, hurry: asyncio.Event) -> set[asyncio.Task[None]]:
+    async def _wait_for_calls(
+        self, timeout: float, hurry: asyncio.Event, drained: Callable[[], object]
+    ) -> set[asyncio.Task[None]]:
         """Those that are not over in time, or when somebody is in a hurry."""
         hurried = asyncio.create_task(hurry.wait())
         deadline = self._clock.monotonic() + timeout
         while self._calls and not hurry.is_set() and (left := deadline - self._clock.monotonic()) > 0:
-            await asyncio.wait({hurried, *self._calls}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            self.stirred.clear()
+            await self._settle_meanwhile(left)
+            if self.plan.left():
+                drained()
+            stirred = asyncio.create_task(self.stirred.wait())
+            await asyncio.wait({hurried, stirred}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            stirred.cancel()
         hurried.cancel()
         return set(self._calls)
+
+    async def _settle_meanwhile(self, timeout: float) -> None:
+        """What cannot be written down now has its last chance when all is over."""
+        with contextlib.suppress(PostroomError, TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.settle()
 
     # -------------------------------------------------------------------------------------------- telling
 
@@ -445,7 +472,9 @@ class Pump:
         while self.plan.changes:
             change = self.plan.changes.pop(0)
             outlet = change.outlet
-            if change.state == "closed":
+            if change.topic is not None:
+                self._tell_of_topic(outlet, change.topic)
+            elif change.state == "closed":
                 self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
                 await self._store.report_success(outlet.name)
             else:
@@ -456,6 +485,19 @@ class Pump:
                     )
                 )
                 await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
+
+    def _tell_of_topic(self, outlet: Outlet, topic: str) -> None:
+        """As it is now: other relays find out themselves."""
+        failing, name = outlet.breaker.failing.get(topic), self._name
+        if failing is None:
+            self._notice(events.TopicResumed(outbox=name, destination=outlet.name, topic=topic))
+        elif failing.pauses:
+            pause = max(0.0, failing.until - self._clock.monotonic())
+            self._notice(
+                events.TopicHeldBack(
+                    outbox=name, destination=outlet.name, topic=topic, error=failing.error, pause=pause
+                )
+            )
 
 
 def _retried(retry: Retry, outbox: str) -> events.Retried:

@@ -124,14 +124,14 @@ class Reading(Verdicts):
             (barrier.name, barrier.cursor, size)
             for barrier in barriers
             if barrier.can_be_drained()
-            and barrier.name.topic not in self._paused
+            and not self._is_paused(barrier.name.topic)
             and self._has_room(barrier.name.topic)
         ]
 
     def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
         slot = self.slots.get(gate.slot)
         barrier = self._barrier(gate)
-        if slot is None or barrier is None or slot.leaving or gate.topic in self._paused:
+        if slot is None or barrier is None or slot.leaving or self._is_paused(gate.topic):
             return
         if not self._claims_rows and (barrier.cursor != after or not barrier.can_be_drained()):
             return  # it has started over, or waits for what went back behind it
@@ -170,7 +170,7 @@ class Reading(Verdicts):
                 self._skip(held, message, slot, now)
                 return
         outlet, latest_only = self._topics.get((message.topic, message.type)) or self._topic(message)
-        if slot.closed_topics or self._paused or outlet.in_memory >= 2 * self._window:
+        if slot.closed_topics or self._paused or self._held_back or outlet.in_memory >= 2 * self._window:
             closed = self._closed_topic(message, slot, now)
             if closed is not None:
                 self._skip(closed, message, slot, now)

@@ -17,17 +17,17 @@ from ..failures import describe
 from ..message import SLOTS, TASKS_TOPIC, Message
 from ..ports import Features, Observer, Publisher, Range, Store
 from ..routing import Globs, Routes
-from ..settings import Settings
+from ..settings import Settings, grace
 from .breaker import Breaker, Unbreakable
 from .journal import Journal
 from .leases import LeaseKeeper
 from .logs import log
 from .memory import BreakerChanged
 from .outcomes import Outcomes
-from .outlet import Outlet, Room
+from .outlet import Outlet, Rate, Room
 from .pause import Pause
 from .plan import Plan
-from .pump import Pump, Tally, grace
+from .pump import Pump, Tally
 from .sampler import Sampler
 from .watch import Watch
 from .wiring import Target
@@ -95,7 +95,8 @@ class Session:
         rooms = {name: _room(publisher.features) for name, publisher in self._publishers.items()}
         self._journal = Journal(self._store, self._relay, self._epochs)
         workers = min(self._settings.workers or self._store.workers, SLOTS)
-        self.pumps = [self._make_pump(breakers, rooms, workers) for _ in range(workers)]
+        rates = {name: None if (rate := self._settings.max_rate) is None else Rate(rate) for name in self._publishers}
+        self.pumps = [self._make_pump(breakers, rooms, rates) for _ in range(workers)]
         self._keeper = LeaseKeeper(
             name=self._name,
             relay=self._relay,
@@ -153,14 +154,16 @@ class Session:
         settings, kind = self._settings, Unbreakable if features.local else Breaker
         return kind(initial=settings.breaker_initial, cap=settings.breaker_cap, trip_after=settings.trip_after)
 
-    def _make_pump(self, breakers: dict[str, Breaker], rooms: dict[str, Room | None], workers: int) -> Pump:
+    def _make_pump(
+        self, breakers: dict[str, Breaker], rooms: dict[str, Room | None], rates: dict[str, Rate | None]
+    ) -> Pump:
         outlets = {
             name: Outlet(
                 name=name,
                 features=self._publishers[name].features,
                 breaker=breaker,
                 room=rooms[name],
-                max_rate=None if self._settings.max_rate is None else self._settings.max_rate / workers,
+                rate=rates[name],
             )
             for name, breaker in breakers.items()
         }
@@ -248,18 +251,19 @@ class Session:
             self._up()
             self.notice(events.Stopped(outbox=self._name, relay=self._relay, clean=False))
             return
-        for pump in self.pumps:
-            pump.plan.leave(list(pump.plan.slots))
-            pump.stir()
+        if self._keeper is not None:
+            self._keeper.retire()
         clean = False
         with contextlib.suppress(PostroomError, TimeoutError):
             async with asyncio.timeout(timeout + CLOSING_TIME):
                 if pumps:
                     await asyncio.wait(pumps)
-                clean = all(await asyncio.gather(*(pump.finish(timeout, self._hurry) for pump in self.pumps)))
+                keeper = self._keeper_or_fail()
+                finishing = [pump.finish(timeout, self._hurry, keeper.woken.set) for pump in self.pumps]
+                clean = all(await asyncio.gather(*finishing))
                 for pump in self.pumps:  # the last answer to one may have given something back to another
                     await pump.settle()
-                await self._keeper_or_fail().release_all()
+                await keeper.release_all()
         if outlast:
             with contextlib.suppress(PostroomError):
                 await self._outlast()

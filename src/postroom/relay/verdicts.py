@@ -62,12 +62,8 @@ class Verdicts(Barriers):
                 self._landed(lane)
 
     def call_ended(self, outlet: Outlet, now: float) -> None:
-        """A publish call is over. A probe that came to nothing must not leave the breaker half-open for ever."""
-        outlet.calls -= 1
-        if outlet.room is not None:
-            outlet.room.give_back()
-        if outlet.breaker.state == "half-open" and outlet.unanswered == 0:
-            outlet.breaker.probe_lost(now, self._settings.breaker_initial)
+        """A publish call is over."""
+        outlet.call_ended(now)
 
     def take_settlement(self) -> Settlement | None:
         """What is to be written down, if anything."""
@@ -110,6 +106,13 @@ class Verdicts(Barriers):
         self.lose(result.refused)
 
     def _decide(self, lane: Lane, message: Message, error: BaseException | None, now: float) -> None:
+        breaker, topic = lane.outlet.breaker, lane.topic
+        was_held_back = breaker.is_held_back(topic)
+        self._judge(lane, message, error, now)
+        if was_held_back != breaker.is_held_back(topic):
+            self.changes.append(BreakerChanged(lane.outlet, "closed" if was_held_back else "tripped", topic))
+
+    def _judge(self, lane: Lane, message: Message, error: BaseException | None, now: float) -> None:
         if error is None:
             self._delivered(lane, message)
         elif self._is_behind_a_failure(lane, message) or self._is_blameless(lane, message, error, now):
@@ -132,7 +135,7 @@ class Verdicts(Barriers):
         if is_unavailable(error) and not self._is_to_blame(lane, message, error, now):
             return True
         if getattr(error, "permanent", False):
-            return self._was_answered(lane.outlet)
+            return self._was_answered(lane)
         return self._is_misjudged(lane, message, error, now)
 
     def _delivered(self, lane: Lane, message: Message) -> None:
@@ -163,9 +166,10 @@ class Verdicts(Barriers):
             self.changes.append(BreakerChanged(lane.outlet, "tripped"))
         return to_blame
 
-    def _was_answered(self, outlet: Outlet) -> Literal[False]:
+    def _was_answered(self, lane: Lane) -> Literal[False]:
+        outlet = lane.outlet
         was = outlet.breaker.state
-        outlet.breaker.answered()
+        outlet.breaker.answered(lane.topic)
         if was != "closed" and outlet.breaker.state == "closed":
             self.changes.append(BreakerChanged(outlet, "closed"))
         return False
@@ -324,7 +328,7 @@ class Verdicts(Barriers):
 
     def _is_behind(self, lane: Lane, held: HeldKey | None) -> bool:
         """Whether what waits in the lane must not go on."""
-        if self._paused and lane.topic in self._paused:
+        if self._is_paused(lane.topic):
             return True
         if held is None or held.status == "releasing":
             return False

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable
 
 from ..errors import NoAnswer
 from ..message import Message
 from ..ports import Publisher
+from ..settings import grace
 
 
 class RecordingBatch:
@@ -26,6 +28,8 @@ class RecordingBatch:
         self.violations: list[str] = []
         self.over = False
         self.asked = 0
+        self.went_on = time.monotonic()
+        """When something was last answered, or allowed to start."""
         self._starts = starts
         self._ids = {message.id for message in self.messages}
         self._thread = threading.get_ident()
@@ -36,6 +40,7 @@ class RecordingBatch:
             self.violations.append(f"{message.id} was answered {complaint}: {error!r}")
         else:
             self.answers[message.id] = error
+            self.went_on = time.monotonic()
 
     def confirm_all(self) -> None:
         for message in self.unanswered:
@@ -43,7 +48,10 @@ class RecordingBatch:
 
     def may_start(self) -> bool:
         self.asked += 1
-        return self._starts is None or self.asked <= self._starts
+        may = self._starts is None or self.asked <= self._starts
+        if may:
+            self.went_on = time.monotonic()
+        return may
 
     def stop_starting(self) -> None:
         self._starts = 0
@@ -76,8 +84,8 @@ class RecordingBatch:
 
 
 async def hand_over(publisher: Publisher, batch: RecordingBatch) -> RecordingBatch:
-    """Call `publish` as a relay does: cancel it when no answer has come for the batch's time-out, and let what it
-    raises, or that it returned, answer for the rest."""
+    """Call `publish` as a relay does: cancel it when no answer has come for the batch's time-out, and nothing could
+    start, and let what it raises, or that it returned, answer for the rest."""
     call = asyncio.ensure_future(publisher.publish(batch))
     try:
         error = await _watch(call, batch)
@@ -90,10 +98,9 @@ async def hand_over(publisher: Publisher, batch: RecordingBatch) -> RecordingBat
 
 
 async def _watch(call: asyncio.Future[None], batch: RecordingBatch) -> BaseException:
-    answered = -1
-    while answered < len(batch.answers):
-        answered = len(batch.answers)
-        await asyncio.wait([call], timeout=batch.timeout)
+    batch.went_on = time.monotonic()
+    while (left := batch.went_on + batch.timeout + grace(batch.timeout) - time.monotonic()) > 0:
+        await asyncio.wait([call], timeout=left)
         if call.done():
             return call.exception() or NoAnswer("the publisher returned without an answer for it")
     call.cancel()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from math import inf
+from typing import Any, Generic, Protocol, TypeVar
 
-from ..errors import DestinationUnavailable
+from ..errors import DestinationUnavailable, NotAttempted
 from .calls import Call
 
 
@@ -50,8 +51,35 @@ class Waiting:
 
     lost: str | None = None
     """Why nothing can be sent any more."""
+    _is_given_up = False
+    """Lost by our own doing, which says nothing about the broker."""
+    _heard_at = -inf
+    """When the broker last answered."""
     _news: asyncio.Event
     """That something was answered, or that it is lost."""
+
+    def abort(self, why: str) -> None:
+        """Nothing more may leave."""
+        raise NotImplementedError
+
+    def _forget(self, call: Call) -> None:
+        """Answer nothing to it any more."""
+        raise NotImplementedError
+
+    def _has_unsent(self) -> bool:
+        raise NotImplementedError
+
+    def give_up(self, call: Call, since: float, patience: float) -> None:
+        """Nobody waits for it any more, and what was not sent yet must not be. Other calls go on, unless nothing was
+        answered to anybody for so long that the connection may be dead, though nobody has closed it."""
+        self._forget(call)
+        if self.lost is not None:
+            return
+        if asyncio.get_running_loop().time() - max(since, self._heard_at) >= patience:
+            self.abort("there was no answer for too long")
+        elif self._has_unsent():
+            self._is_given_up = True
+            self.abort("another call, which was not sent to its end, was given up")
 
     async def wait_for_answers(self, call: Call) -> None:
         while call.is_open:
@@ -62,6 +90,20 @@ class Waiting:
         self._news.clear()
         await self._news.wait()
 
+    def _note_answer(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        self._news.set()
+
     def _check(self) -> None:
         if self.lost is not None:
-            raise DestinationUnavailable(self.lost)
+            raise NotAttempted(self.lost) if self._is_given_up else DestinationUnavailable(self.lost)
+
+
+def has_unsent(transport: asyncio.WriteTransport) -> bool:
+    """Whether any of what was written is still here. TLS hands it on to a transport beneath, maybe out of sight."""
+    if transport.get_write_buffer_size():
+        return True
+    if transport.get_extra_info("ssl_object") is None:
+        return False
+    beneath: Any = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return beneath is None or beneath.get_write_buffer_size() > 0

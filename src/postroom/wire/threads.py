@@ -9,6 +9,8 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from ..errors import DestinationUnavailable
+
 
 class Outcome(NamedTuple):
     """What became of a call in a thread; a value, because a future cannot carry every exception (StopIteration)."""
@@ -28,12 +30,13 @@ class Threads:
         self._closed = False
 
     def run(self, function: Callable[[], object]) -> Future[Outcome]:
-        """Call the function in a thread; cancelling the future before that has begun prevents it."""
+        """Call the function in a thread; cancelling the future before that has begun prevents it. Raises
+        `DestinationUnavailable` if there is no thread to be had: then nothing is called."""
         future: Future[Outcome] = Future()
         context = copy_context()
-        self._jobs.put(lambda: self._do(future, lambda: context.run(function)))
         if not self._take_idle():
-            threading.Thread(target=self._serve, name="postroom-call", daemon=True).start()
+            self._start_thread()  # first of all: a job without a thread would be done later by another's
+        self._jobs.put(lambda: self._do(future, lambda: context.run(function)))
         return future
 
     def close(self) -> None:
@@ -41,6 +44,14 @@ class Threads:
         self._closed = True
         while self._take_idle():
             self._jobs.put(None)
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._serve, name="postroom-call", daemon=True).start()
+        except RuntimeError as error:
+            raise DestinationUnavailable(
+                f"no thread could be started for a call ({error}): lower concurrency, or let the process have more"
+            ) from error
 
     def _serve(self) -> None:
         while job := self._jobs.get():

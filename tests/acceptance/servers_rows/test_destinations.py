@@ -57,6 +57,33 @@ async def test_a_destination_that_is_down_delays_no_other_and_loses_nothing(work
     assert entry is None
 
 
+async def test_a_missing_topic_delays_no_other_of_its_destination_and_loses_nothing(workshop: Workshop) -> None:
+    missing = True
+    arrived: dict[str, list[str]] = {"orders": [], "mails": []}
+    attempts: set[int] = set()
+
+    async def publish(message: Message) -> None:
+        attempts.add(message.attempt)
+        if missing and message.topic == "orders":
+            raise DestinationUnavailable("no such topic")
+        arrived[message.topic].append(message.id)
+
+    relay = Relay(
+        workshop.database.url, publish, claim="rows", batch_size=BATCH, breaker_initial=0.02, breaker_cap=0.05,
+        retry="never",
+    )  # fmt: skip
+    async with relay:
+        orders: list[str] = []
+        for number in range(5 * BATCH):
+            orders += add(workshop, "orders", 1)
+            add(workshop, "mails", 1)
+            await until(lambda: len(arrived["mails"]) > number)  # noqa: B023
+        missing = False
+        await until(lambda: sorted(arrived["orders"]) == sorted(orders))
+        await until(lambda: not workshop.left())
+    assert attempts == {1}
+
+
 async def test_a_paused_topic_waits_and_goes_on_when_it_is_resumed(workshop: Workshop) -> None:
     counter = Counter()
     async with counter.relay(workshop) as relay:
