@@ -91,7 +91,7 @@ async def test_stopping_finishes_what_is_in_flight_and_gives_the_leases_back(sho
     assert shop.diary.of(events.Stopped)[0].clean
 
 
-async def test_what_is_not_over_in_time_keeps_its_lease_until_it_expires(shop: Shop) -> None:
+async def test_what_is_not_over_in_time_stays_pending(shop: Shop) -> None:
     flying = asyncio.Event()
 
     async def publish(message: Message) -> None:
