@@ -261,12 +261,11 @@ class Outbox:
     # --- composing
 
     def _row_from(self, topic: str | Message, payload: Any, **options: Any) -> Row:
-        given = {name: value for name, value in options.items() if value is not None}
         if not isinstance(topic, Message):
-            message = Message(topic=topic, payload=None if payload is _NOTHING else payload, **given)
-            return self._compose(message, None, is_new="id" not in given)
+            return self._compose(topic, None if payload is _NOTHING else payload, **options)
+        given = [name for name, value in options.items() if value is not None]
         if payload is not _NOTHING:
-            given["payload"] = payload
+            given.append("payload")
         if given:
             raise InvalidMessage(
                 f"a Message and {', '.join(sorted(given))} were given: write it all into the Message, or give a topic"
@@ -276,7 +275,7 @@ class Outbox:
     def _row_of(self, message: Message) -> Row:
         if not isinstance(cast(object, message), Message):
             refuse("message", message, f"is a {class_name(message)}", "give postroom.Message objects")
-        return self._compose(message, message, is_new=False)
+        return self._compose_from(message, given=message)
 
     def _rows_again(self, messages: Message | Iterable[Message]) -> list[Row]:
         if self.order == "strict":
@@ -293,38 +292,61 @@ class Outbox:
         own = {name: value for name, value in message.headers.items() if not name.startswith(RESERVED_PREFIX)}
         payload = TOMBSTONE if NOTHING_HEADER in message.headers else message.payload
         plain = replace(message, payload=payload, headers=own, idempotency_key=None, delay=None, deliver_at=None)
-        row = self._compose(plain, None, is_new=False, again=True)
+        row = self._compose_from(plain, again=True)
         row.message.replays = message.replays + 1
         return row
 
-    def _compose(self, message: Message, given: Message | None, *, is_new: bool, again: bool = False) -> Row:
-        headers = headers_in("headers", message.headers) if again else self._headers(message.headers)
-        key = optional_name("key", message.key, "use None for no order")
-        idempotency_key = optional_name("idempotency_key", message.idempotency_key)
-        id = id_in(message.id)
-        topic, type = name_in("topic", message.topic), optional_name("type", message.type)
-        payload, content_type = encode(message.payload, self.serializer, message.content_type)
+    def _compose_from(self, message: Message, *, given: Message | None = None, again: bool = False) -> Row:
+        return self._compose(
+            message.topic, message.payload, key=message.key, type=message.type, headers=message.headers,
+            idempotency_key=message.idempotency_key, deliver_at=message.deliver_at, delay=message.delay,
+            expires_at=message.expires_at, content_type=message.content_type, id=message.id, given=given, again=again,
+        )  # fmt: skip
+
+    def _compose(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None,
+        type: str | None,
+        headers: Mapping[str, str] | None,
+        idempotency_key: str | None,
+        deliver_at: datetime | None,
+        delay: Duration | None,
+        expires_at: datetime | None,
+        content_type: str | None,
+        id: str | UUID | None,
+        given: Message | None = None,
+        again: bool = False,
+    ) -> Row:
+        own = headers_in("headers", headers) if again else self._headers(headers)
+        key = optional_name("key", key, "use None for no order")
+        idempotency_key = optional_name("idempotency_key", idempotency_key)
+        known_id = None if id is None else id_in(id)
+        topic, type = name_in("topic", topic), optional_name("type", type)
+        data, content_type = encode(payload, self.serializer, content_type)
         if not again:
-            self._check_size(payload, topic, type)
-        if message.payload is TOMBSTONE:
-            headers = {**headers, NOTHING_HEADER: "1"}
-        composed = replace(
-            message,
+            self._check_size(data, topic, type)
+        if payload is TOMBSTONE:
+            own = {**own, NOTHING_HEADER: "1"}
+        unique = new_id() if known_id is None else known_id
+        message = Message(
             topic=topic,
-            payload=payload,
+            payload=data,
             key=key,
             type=type,
-            headers=headers,
-            id=id,
+            headers=own,
+            id=unique,
             content_type=name_in("content_type", content_type),
             idempotency_key=idempotency_key,
-            deliver_at=moment_in("deliver_at", message.deliver_at),
-            expires_at=moment_in("expires_at", message.expires_at),
-            slot=slot_of(key, id),
-            **_UNKNOWN_YET,
+            deliver_at=moment_in("deliver_at", deliver_at),
+            delay=delay,
+            expires_at=moment_in("expires_at", expires_at),
+            slot=slot_of(key, unique),
         )
-        stored = headers if idempotency_key is None else {**headers, IDEMPOTENCY_HEADER: idempotency_key}
-        return self._row(composed, stored, token=id if is_new else new_id(), given=given)
+        stored = own if idempotency_key is None else {**own, IDEMPOTENCY_HEADER: idempotency_key}
+        return self._row(message, stored, token=unique if known_id is None else new_id(), given=given)
 
     def _row(self, message: Message, headers: dict[str, str], *, token: str, given: Message | None) -> Row:
         row = Row(
@@ -335,7 +357,8 @@ class Outbox:
             token=token,
             given=given,
         )
-        row.learn(duplicate=None, sequence=None, generation=None)
+        if given is not None:  # it may be known from another time
+            row.learn(duplicate=None, sequence=None, generation=None)
         return row
 
     def _with_copies(self, rows: list[Row]) -> list[Row]:
@@ -404,10 +427,6 @@ class Outbox:
 
 def listed(messages: Message | Iterable[Message]) -> Iterable[Message]:
     return [messages] if isinstance(messages, Message) else messages
-
-
-_UNKNOWN_YET: dict[str, Any] = {"position": 0, "attempt": 1, "epoch": 0, "replays": 0, "created_at": None}
-"""What a message that was delivered once may carry, and that a new row does not inherit."""
 
 
 def _payload_limits(given: int | Mapping[str, int | None] | None) -> PerTopic[int | None]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import ref
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
@@ -70,10 +71,11 @@ class _Batch:
 
 
 class _Collector:
-    """The messages that one session has yet to write. It lives as long as the session, in its `info` and events."""
+    """The messages that one session has yet to write. It lives as long as the session, in its `info` and events, and
+    knows it weakly: sessions are many, and one in a cycle would stay until the next garbage collection."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self._session = ref(session)
         self._batches: list[_Batch] = []
         self._released: SessionTransaction | None = None
         self._rung: dict[Writer, None] = {}
@@ -82,14 +84,16 @@ class _Collector:
         self._failure: BaseException | None = None
         event.listen(session, "before_commit", self._before_commit)  # after the hooks that everybody else has
 
-    def add(self, writer: Writer, rows: Sequence[Row]) -> None:
-        root = self.session.get_transaction()
-        if self._written and _is_committing(root):
-            self._write(writer, rows)
+    def belongs_to(self, session: Session) -> bool:
+        return self._session() is session
+
+    def add(self, session: Session, writer: Writer, rows: Sequence[Row]) -> None:
+        if self._written and _is_committing(session.get_transaction()):
+            self._write(session, writer, rows)
         else:
             # If written before: that commit failed, and the transaction goes on until the next one.
             self._written = False
-            self._batches.append(_Batch(_level(self.session), writer, rows))
+            self._batches.append(_Batch(_level(session), writer, rows))
 
     def _before_commit(self, session: Session) -> None:
         """Fired for the commit of the transaction, and for the release of each savepoint."""
@@ -107,22 +111,22 @@ class _Collector:
             while (savepoint := session.get_nested_transaction()) is not None:
                 savepoint.commit()
             _flush(session)
-            self._write_batches()
+            self._write_batches(session)
         finally:
             self._writing = False
 
-    def _write_batches(self) -> None:
+    def _write_batches(self, session: Session) -> None:
         batches, self._batches = self._batches, []
         self._written = True
         rows_of: dict[Writer, list[Row]] = {}
         for batch in batches:
             rows_of.setdefault(batch.writer, []).extend(batch.rows)
         for writer, rows in rows_of.items():
-            self._write(writer, rows)
+            self._write(session, writer, rows)
 
-    def _write(self, writer: Writer, rows: Sequence[Row]) -> None:
+    def _write(self, session: Session, writer: Writer, rows: Sequence[Row]) -> None:
         try:
-            _write_now(self.session, writer, rows)
+            _write_now(session, writer, rows)
         except BaseException as error:
             # Cancelled or failed: half of it may have been written, and its numbers taken.
             self._failure = error
@@ -163,19 +167,19 @@ def _add(session: Session, writer: Writer, rows: Sequence[Row]) -> None:
         # Prepared, committed, or failed and waiting for rollback: SQLAlchemy says which.
         _write_now(session, writer, rows)
     elif collector is not None:
-        collector.add(writer, rows)
+        collector.add(session, writer, rows)
     elif _is_any_committing(level):
         # The first message of this session comes from a hook, too late to listen for this commit.
         _write_now(session, writer, rows)
     else:
         collector = session.info[_COLLECTOR] = _Collector(session)
-        collector.add(writer, rows)
+        collector.add(session, writer, rows)
 
 
 def _collector_of(session: Session) -> _Collector | None:
     found: Any = session.info.get(_COLLECTOR)
     # A session may have been given the `info` of another.
-    return found if found is not None and found.session is session else None
+    return found if found is not None and found.belongs_to(session) else None
 
 
 @event.listens_for(Session, "after_commit")

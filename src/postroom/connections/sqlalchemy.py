@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -75,7 +75,7 @@ def refuse_autocommit(bind: Connection | Engine) -> None:
 
 def _driver_autocommits(connection: Connection) -> bool:
     """An application may have told the driver's connection itself; it may also emit BEGIN by itself, upon begin."""
-    would_autocommit = _would_autocommit(connection)
+    would_autocommit = _would_autocommit(connection.dialect.driver)
     if would_autocommit is None:
         return False
     if not connection.in_transaction():
@@ -83,9 +83,9 @@ def _driver_autocommits(connection: Connection) -> bool:
     return would_autocommit(connection.connection.driver_connection)
 
 
-def _would_autocommit(connection: Connection) -> Callable[[Any], bool] | None:
+@cache
+def _would_autocommit(driver: str) -> Callable[[Any], bool] | None:
     """The driver's file knows. asyncpg has no such mode, and of the drivers without a file nobody can tell."""
-    driver = connection.dialect.driver
     if driver in ("pysqlite", "aiosqlite", "pysqlcipher"):
         return sqlite3.would_autocommit
     if driver in _MYSQL_DRIVERS:
