@@ -107,7 +107,6 @@ class Outbox:
     ) -> None:
         self.name = name
         self.prefix = prefix_of(name, prefix)
-        self.schema = schema
         self.order: Order = _known_order(order)
         self.serializer = resolve(serializer)
         self.max_payload = _payload_limits(max_payload)
@@ -121,6 +120,7 @@ class Outbox:
             if metadata is None
             else define_tables(metadata, prefix=self.prefix, schema=schema)
         )
+        self.schema = self.tables.hot.schema  # which may be that of the metadata
         self._default_headers = headers
         self._writer = Writer(
             name=name,

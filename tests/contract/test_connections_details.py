@@ -17,8 +17,10 @@ from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from postroom.errors import NoTransactionError, TablesMissing, UnsupportedConnection
+from postroom.inbox import Inbox
 from postroom.message import Message
 from postroom.outbox import Outbox
+from postroom.relay import Relay
 from postroom.testing import FakeClock
 from tests.waiting import eventually
 
@@ -360,6 +362,37 @@ async def test_tables_can_be_created_through_every_kind_of_engine(postgresql: st
             await outbox.create_tables_async(connection)
             await outbox.add_async(connection, "orders")
         await engine.dispose()
+
+
+# --- encodings
+
+
+@pytest.fixture
+def without_encoding(postgresql: str) -> Iterator[str]:
+    """A database in which text is any bytes, which psycopg does not decode by itself."""
+    name = f"postroom_test_{secrets.token_hex(6)}"
+    with psycopg.connect(postgresql, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0".encode())
+        yield make_url(postgresql).set(database=name).render_as_string(hide_password=False)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+async def test_a_database_without_an_encoding_gives_the_same_answers(without_encoding: str) -> None:
+    outbox, inbox = Outbox(), Inbox()
+    with psycopg.connect(without_encoding) as connection:
+        first, second = (outbox.add(connection, "grüße", b"1", key="ä", idempotency_key="é") for _ in range(2))
+        assert (first.duplicate, second.duplicate) == (False, True)
+        assert [inbox.first_time(connection, "1") for _ in range(2)] == [True, False]
+    async with await psycopg.AsyncConnection.connect(without_encoding) as connection:
+        assert (await outbox.add_async(connection, "grüße", b"2", key="ä", idempotency_key="ô")).duplicate is False
+    received: list[Message] = []
+    for driver in ("psycopg", "asyncpg"):
+        url = make_url(without_encoding).set(drivername=f"postgresql+{driver}")
+        await Relay(url, received.append, outbox=outbox).drain()
+    assert [(message.topic, message.key, message.payload) for message in received] == [
+        ("grüße", "ä", b"1"),
+        ("grüße", "ä", b"2"),
+    ]
 
 
 # --- autocommit

@@ -33,6 +33,7 @@ from postroom.errors import (
     SerializationError,
     UnsupportedConnection,
 )
+from postroom.inbox import Inbox
 from postroom.message import Message, slot_of
 from postroom.outbox import Outbox
 from postroom.testing import FakeClock
@@ -294,6 +295,17 @@ def test_the_tables_may_live_in_the_applications_metadata() -> None:
         Outbox(metadata=metadata)
 
 
+def test_the_schema_of_the_applications_metadata_is_that_of_the_tables() -> None:
+    metadata = MetaData(schema="app")
+    outbox = Outbox(metadata=metadata)
+    assert outbox.schema == outbox.tables.hot.schema == outbox.tables.bell.schema == "app"
+    assert Inbox(metadata=metadata).schema == "app"
+    assert Outbox("other", metadata=metadata, schema="own").schema == "own"
+    for again in (Outbox, Inbox):
+        with pytest.raises(ConfigurationError, match="already"):
+            again(metadata=metadata)
+
+
 def test_the_ddl_makes_the_tables_and_may_run_twice(connection: sqlite3.Connection) -> None:
     outbox = Outbox("shop", create_tables=False)
     connection.executescript(outbox.ddl())
@@ -433,6 +445,14 @@ def test_pools_are_answered_with_what_to_hand_over() -> None:
     for module, name in (("psycopg_pool.pool", "ConnectionPool"), ("asyncpg.pool", "Pool")):
         with pytest.raises(UnsupportedConnection, match="hand over that one, within its transaction"):
             Outbox().add(instance_of(module, name), "orders")
+
+
+def test_a_connection_of_psycopg2_is_answered_with_what_to_use_instead() -> None:
+    connection = instance_of("psycopg2.extensions", "connection")
+    with pytest.raises(UnsupportedConnection, match=r"psycopg2 connection.*`outbox.add\(.*psycopg 3"):
+        Outbox().add(connection, "orders")
+    with pytest.raises(UnsupportedConnection, match=r"`inbox.first_time\(.*psycopg 3"):
+        Inbox().first_time(connection, "1")
 
 
 def test_mysqlclient_must_not_autocommit_for_it_does_not_tell_whether_it_is_in_a_transaction() -> None:

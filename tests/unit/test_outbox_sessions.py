@@ -19,6 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from sqlalchemy.pool import StaticPool
 
 from postroom.errors import ConfigurationError, NoTransactionError, PostroomError, StoreError, UnsupportedConnection
+from postroom.inbox import Inbox
 from postroom.message import Message
 from postroom.outbox import Outbox
 
@@ -223,6 +224,27 @@ def test_a_session_in_a_transaction_of_its_caller_follows_that(engine: Engine, o
         assert found == [b"1", b"2", b"3"]
         transaction.rollback()
     assert payloads(engine, outbox) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"schema_translate_map": {"elsewhere": None}}])
+def test_a_session_on_a_connection_without_a_transaction_commits_by_itself(
+    engine: Engine, outbox: Outbox, options: dict[str, Any]
+) -> None:
+    with engine.connect().execution_options(**options) as connection:
+        session = Session(connection)
+        outbox.add(session, "orders", b"1")
+        session.add(Order(id=1))
+        session.commit()
+        assert not connection.in_transaction()
+    with engine.connect() as connection:
+        session = Session(connection)
+        assert Inbox().first_time(session, "1")
+        session.add(Order(id=2))
+        session.commit()
+    with Session(engine) as session:
+        assert session.scalars(select(Order.id)).all() == [1, 2]
+        assert not Inbox().first_time(session, "1")
+    assert payloads(engine, outbox) == [b"1"]
 
 
 def test_a_bound_outbox_uses_the_connection_that_the_session_has_of_that_engine(engine: Engine) -> None:
@@ -439,7 +461,7 @@ def test_several_sessions_and_outboxes_keep_apart(engine: Engine) -> None:
     assert payloads(engine, second) == [b"one 2"]
 
 
-def test_a_session_that_was_given_the_info_of_another_has_its_own_messages(engine: Engine, outbox: Outbox) -> None:
+def test_the_info_of_a_session_is_the_applications(engine: Engine, outbox: Outbox) -> None:
     with Session(engine) as one:
         outbox.add(one, "orders", b"one")
         with Session(engine, info=one.info) as other:
@@ -448,6 +470,10 @@ def test_a_session_that_was_given_the_info_of_another_has_its_own_messages(engin
         assert payloads(engine, outbox) == [b"other"]
         one.info.clear()
         outbox.add(one, "orders", b"after clearing")
+        one.commit()
+        outbox.add(one, "orders", b"undone")
+        one.info.clear()
+        one.rollback()
         one.commit()
     assert payloads(engine, outbox) == [b"other", b"one", b"after clearing"]
 
@@ -624,6 +650,22 @@ async def test_async_sessions_at_once_keep_apart(engine: Engine, async_engine: A
 
     await asyncio.gather(*(work(number) for number in range(10)))
     assert sorted(payloads(engine, outbox)) == [b"0", b"2", b"4", b"6", b"8"]
+
+
+async def test_an_async_session_on_a_connection_commits_by_itself(
+    engine: Engine, async_engine: Any, outbox: Outbox
+) -> None:
+    async with async_engine.connect() as connection:
+        session = AsyncSession(connection)
+        outbox.add(session, "orders", b"1")
+        session.add(Order(id=1))
+        await session.commit()
+        assert await Inbox().first_time_async(session, "1")
+        await session.commit()
+    with Session(engine) as again:
+        assert again.scalars(select(Order.id)).all() == [1]
+        assert not Inbox().first_time(again, "1")
+    assert payloads(engine, outbox) == [b"1"]
 
 
 async def test_hooks_of_async_sessions_may_add(engine: Engine, async_engine: Any, outbox: Outbox) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import MetaData, create_engine, make_url, text
 
 from postroom import ConfigurationError, Outbox, Relay, StoreUnavailable
 from postroom.relay.wiring import store_for
@@ -41,6 +43,41 @@ def test_a_driver_that_nobody_knows_is_refused_and_the_password_is_not_told() ->
     with pytest.raises(ConfigurationError, match="one of postgresql\\+asyncpg, postgresql\\+psycopg") as caught:
         store_for("postgresql+psycopg9://me:secret@h/d", Outbox())
     assert "secret" not in str(caught.value)
+
+
+def test_the_url_of_an_engine_will_do_and_an_engine_is_refused(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/app.db")
+    store = store_for(engine.url, Outbox())
+    assert str(getattr(store, "_driver_url", engine.url)).endswith("app.db")
+    with pytest.raises(ConfigurationError, match=r"Engine is no store.*engine\.url"):
+        store_for(engine, Outbox())
+    with_password = store_for(make_url("postgresql://me:secret@h/d"), Outbox())
+    assert getattr(with_password, "_driver_url").password == "secret"  # noqa: B009
+
+
+async def test_a_relay_looks_in_the_schema_of_the_applications_metadata(empty_database: Database) -> None:
+    url = make_url(empty_database("postgresql-15")).set(drivername="postgresql+psycopg")
+    engine = create_engine(url)
+    outbox = Outbox(metadata=MetaData(schema="app"))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA app"))
+        outbox.create_tables(connection)
+        outbox.add(connection, "orders", b"1")
+    engine.dispose()
+    assert (await Relay(url, "memory:", outbox=outbox).drain()).delivered == 1
+
+
+async def test_what_the_url_says_of_a_session_holds_for_the_relays_too(empty_database: Database) -> None:
+    url = make_url(empty_database("postgresql-15")).set(
+        drivername="postgresql+psycopg", query={"options": "-csearch_path=app"}
+    )
+    engine, outbox = create_engine(url), Outbox()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA app"))
+        outbox.create_tables(connection)
+        outbox.add(connection, "orders", b"1")
+    engine.dispose()
+    assert (await Relay(url, "memory:", outbox=outbox).drain()).delivered == 1
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def _kind(package: str, name: str, label: str, file: str, *verbs: Verb, hint: st
 
 _BEGIN = "it would begin a transaction of its own: hand over the connection of `with engine.begin() as connection`"
 _ACQUIRE = "your data is written through one of its connections: hand over that one, within its transaction"
+_PSYCOPG_3 = "install psycopg 3 (Django takes it if it is there), or hand over a connection of SQLAlchemy"
 
 KINDS = (
     _kind("sqlalchemy", "Session", "SQLAlchemy Session", "session", "run"),
@@ -76,6 +77,7 @@ KINDS = (
     _kind("psycopg", "AsyncConnection", "psycopg AsyncConnection", "psycopg", "run_async", "create_async"),
     _kind("psycopg_pool", "ConnectionPool", "psycopg ConnectionPool", "psycopg", hint=_ACQUIRE),
     _kind("psycopg_pool", "AsyncConnectionPool", "psycopg AsyncConnectionPool", "psycopg", hint=_ACQUIRE),
+    _kind("psycopg2", "connection", "psycopg2 connection", "psycopg", hint=_PSYCOPG_3),
     _kind("asyncpg", "Connection", "asyncpg connection", "asyncpg", "run_async", "create_async"),
     _kind("asyncpg", "PoolConnectionProxy", "asyncpg pooled connection", "asyncpg", "run_async", "create_async"),
     _kind("asyncpg", "Pool", "asyncpg pool", "asyncpg", hint=_ACQUIRE),
@@ -136,8 +138,8 @@ def _refusal(kind: Kind, verb: Verb, call: str | None) -> str:
 
 def _known(verb: Verb, call: str | None) -> str:
     """Those for this call first, then those for its twin."""
-    own = [kind.label for kind in KINDS if verb in kind.verbs]
-    twin = [kind.label for kind in KINDS if _TWINS[verb] in kind.verbs and kind.label not in own]
+    own = dict.fromkeys(kind.label for kind in KINDS if verb in kind.verbs)
+    twin = dict.fromkeys(kind.label for kind in KINDS if _TWINS[verb] in kind.verbs and kind.label not in own)
     return f"{', '.join(own)}; and for `{_spelled(_TWINS[verb], call)}`: {', '.join(twin)}"
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .drive import drive_async, executions
-from .mysql import DIALECT, as_rows, cursor_class, flavour_of, refuse_autocommit
+from .mysql import DIALECT, cursor_class, flavour_of, refuse_autocommit
 from .procedure import Clerk, Rows, Step
 
 What = TypeVar("What")
@@ -26,4 +26,4 @@ async def _run(connection: Any, step: Step) -> Rows:
     async with connection.cursor(cursor_class(connection)) as cursor:
         for text, arguments in executions(step, flavour_of(connection)):
             await cursor.execute(text, arguments)
-        return as_rows(await cursor.fetchall()) if step.returns else ()
+        return await cursor.fetchall() if step.returns else ()

@@ -10,7 +10,7 @@ import aiosqlite
 
 from .drive import drive_async, sql_of
 from .procedure import Clerk, Rows, Step
-from .sqlite3 import DIALECT, as_rows, no_transaction, would_autocommit
+from .sqlite3 import DIALECT, no_transaction, would_autocommit
 
 What = TypeVar("What")
 T = TypeVar("T")
@@ -42,5 +42,4 @@ async def _run(connection: aiosqlite.Connection, step: Step) -> Rows:
             await cursor.executemany(sql.text, list(map(sql.arguments, step.parameters)))
         else:
             await cursor.execute(sql.text, sql.arguments(step.parameters[0]) if step.parameters else ())
-        found: Any = await cursor.fetchall() if step.returns else ()
-        return as_rows(found)
+        return [tuple(row) for row in await cursor.fetchall()] if step.returns else ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ..errors import NoTransactionError
-from . import function_for
+from . import Verb, function_for
 from .procedure import APART, Clerk
 from .writer import Row, Writer
 
@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 
 def write(connection: Any, writer: Writer, rows: Sequence[Row]) -> None:
-    run(connection, writer, rows)
+    _do(connection, "write", writer, rows)
     if connection.in_atomic_block:
         connection.on_commit(writer.committed)
 
 
 def run(connection: Any, clerk: Clerk[What, T], what: What) -> T:
+    return _do(connection, "run", clerk, what)
+
+
+def _do(connection: Any, verb: Verb, clerk: Clerk[What, T], what: What) -> T:
     connection.ensure_connection()
     if not connection.in_atomic_block and connection.get_autocommit():
         raise NoTransactionError(
@@ -30,7 +34,7 @@ def run(connection: Any, clerk: Clerk[What, T], what: What) -> T:
     connection.validate_no_broken_transaction()
     driver = connection.connection
     with connection.wrap_database_errors:
-        return function_for(driver, "run")(driver, clerk, what)
+        return function_for(driver, verb)(driver, clerk, what)
 
 
 def create(connection: Any, clerk: Clerk[Any, Any]) -> None:

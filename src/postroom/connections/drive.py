@@ -27,7 +27,7 @@ def drive(procedure: Procedure[T], run: Callable[[Step], Rows], sleep: Callable[
         step = next(procedure)
         while True:
             try:
-                rows = run(step) if isinstance(step, Step) else _rest(sleep(step.seconds))
+                rows = _as_text(run(step)) if isinstance(step, Step) else _rest(sleep(step.seconds))
             except Exception as error:
                 step = procedure.throw(error)
             else:
@@ -42,13 +42,19 @@ async def drive_async(procedure: Procedure[T], run: Callable[[Step], Awaitable[R
         step = next(procedure)
         while True:
             try:
-                rows = await run(step) if isinstance(step, Step) else _rest(await asyncio.sleep(step.seconds))
+                rows = _as_text(await run(step)) if isinstance(step, Step) else _rest(await asyncio.sleep(step.seconds))
             except Exception as error:
                 step = procedure.throw(error)
             else:
                 step = procedure.send(rows)
     except StopIteration as end:
         return end.value
+
+
+def _as_text(found: Rows) -> Rows:
+    """A connection may be set up to give bytes, as may a database without an encoding (PostgreSQL's SQL_ASCII); what a
+    procedure asks for is text and numbers."""
+    return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in found]
 
 
 def _rest(over: object) -> Rows:

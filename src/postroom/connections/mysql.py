@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from sqlalchemy.dialects.mysql.pymysql import dialect
 
 from ..errors import NoTransactionError
-from .procedure import APART, Rows
+from .procedure import APART
 
 DIALECT = "mysql"
 
@@ -50,8 +49,3 @@ def cursor_class(connection: Any) -> Any:
     packages = (cls.__module__.partition(".")[0] for cls in type(connection).__mro__)
     package = next(name for name in packages if name in ("pymysql", "MySQLdb", "aiomysql", "asyncmy"))
     return import_module(f"{package}.cursors").Cursor
-
-
-def as_rows(found: Sequence[Sequence[Any]]) -> Rows:
-    """A connection may be set up to give bytes; what is asked for here is text and numbers."""
-    return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in found]

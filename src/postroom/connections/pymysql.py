@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .drive import drive, executions
-from .mysql import DIALECT, as_rows, cursor_class, flavour_of, refuse_autocommit
+from .mysql import DIALECT, cursor_class, flavour_of, refuse_autocommit
 from .procedure import Clerk, Rows, Step
 
 What = TypeVar("What")
@@ -27,6 +27,6 @@ def _run(connection: Any, step: Step) -> Rows:
     try:
         for text, arguments in executions(step, flavour_of(connection)):
             cursor.execute(text, arguments)
-        return as_rows(cursor.fetchall()) if step.returns else ()
+        return cursor.fetchall() if step.returns else ()
     finally:
         cursor.close()

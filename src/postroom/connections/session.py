@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from weakref import ref
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import UnboundExecutionError
@@ -28,8 +27,8 @@ from .writer import Row, Writer
 What = TypeVar("What")
 T = TypeVar("T")
 
-_COLLECTOR = object()
-"""Where a session keeps its collector, in its `info`."""
+_COLLECTOR = "_postroom_collector"
+"""The attribute in which a session keeps its own. Its `info` is the application's, to clear, copy and share."""
 _MOST_FLUSHES = 100
 
 
@@ -71,11 +70,10 @@ class _Batch:
 
 
 class _Collector:
-    """The messages that one session has yet to write. It lives as long as the session, in its `info` and events, and
-    knows it weakly: sessions are many, and one in a cycle would stay until the next garbage collection."""
+    """The messages that one session has yet to write. It lives as long as the session, and is handed it each time:
+    sessions are many, and one in a cycle would stay until the next garbage collection."""
 
     def __init__(self, session: Session) -> None:
-        self._session = ref(session)
         self._batches: list[_Batch] = []
         self._released: SessionTransaction | None = None
         self._rung: dict[Writer, None] = {}
@@ -83,9 +81,6 @@ class _Collector:
         self._written = False
         self._failure: BaseException | None = None
         event.listen(session, "before_commit", self._before_commit)  # after the hooks that everybody else has
-
-    def belongs_to(self, session: Session) -> bool:
-        return self._session() is session
 
     def add(self, session: Session, writer: Writer, rows: Sequence[Row]) -> None:
         if self._written and _is_committing(session.get_transaction()):
@@ -172,14 +167,13 @@ def _add(session: Session, writer: Writer, rows: Sequence[Row]) -> None:
         # The first message of this session comes from a hook, too late to listen for this commit.
         _write_now(session, writer, rows)
     else:
-        collector = session.info[_COLLECTOR] = _Collector(session)
+        collector = _Collector(session)
+        setattr(session, _COLLECTOR, collector)
         collector.add(session, writer, rows)
 
 
 def _collector_of(session: Session) -> _Collector | None:
-    found: Any = session.info.get(_COLLECTOR)
-    # A session may have been given the `info` of another.
-    return found if found is not None and found.belongs_to(session) else None
+    return getattr(session, _COLLECTOR, None)
 
 
 @event.listens_for(Session, "after_commit")

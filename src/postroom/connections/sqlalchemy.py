@@ -28,6 +28,8 @@ _MYSQL_DRIVERS = ("pymysql", "mysqldb", "aiomysql", "asyncmy")
 
 def run(connection: Connection, clerk: Clerk[What, T], what: What, sleep: Callable[[float], object] = time.sleep) -> T:
     refuse_autocommit(connection)
+    if _driver_autocommits(connection):
+        raise _refusal(connection)
     known_by = place = None
     if not _translates_schemas(connection):
         known_by, place = connection.connection.driver_connection, connection.engine
@@ -61,16 +63,21 @@ async def create_async(target: AsyncConnection | AsyncEngine, clerk: Clerk[Any, 
 
 
 def refuse_autocommit(bind: Connection | Engine) -> None:
-    """Raise if a statement would be committed by itself."""
+    """Raise if SQLAlchemy was told that each statement is to be committed by itself. Begins nothing: a session takes a
+    connection on which it finds a transaction for a guest's place, and leaves the commit to somebody else."""
     level: Any = bind.get_execution_options().get("isolation_level")
     if level is None:
         # `create_engine(isolation_level=…)`; there is no public name for it that needs no round trip.
         level = getattr(bind.dialect, "_on_connect_isolation_level", None)
-    if level == "AUTOCOMMIT" or (isinstance(bind, Connection) and _driver_autocommits(bind)):
-        raise NoTransactionError(
-            f"this {type(bind).__name__} is in AUTOCOMMIT mode: {APART}; use a connection with a transactional "
-            "isolation level"
-        )
+    if level == "AUTOCOMMIT":
+        raise _refusal(bind)
+
+
+def _refusal(bind: Connection | Engine) -> NoTransactionError:
+    return NoTransactionError(
+        f"this {type(bind).__name__} is in AUTOCOMMIT mode: {APART}; use a connection with a transactional isolation "
+        "level"
+    )
 
 
 def _driver_autocommits(connection: Connection) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,11 +46,6 @@ def no_transaction() -> NoTransactionError:
     )
 
 
-def as_rows(found: Sequence[Sequence[Any]]) -> Rows:
-    """A connection's `text_factory` may be bytes; what is asked for here is text and numbers."""
-    return [tuple(value.decode() if isinstance(value, bytes) else value for value in row) for row in found]
-
-
 def _run(connection: sqlite3.Connection, step: Step) -> Rows:
     sql = sql_of(step, DIALECT)
     cursor = connection.cursor()
@@ -61,6 +55,6 @@ def _run(connection: sqlite3.Connection, step: Step) -> Rows:
             cursor.executemany(sql.text, map(sql.arguments, step.parameters))
         else:
             cursor.execute(sql.text, sql.arguments(step.parameters[0]) if step.parameters else ())
-        return as_rows(cursor.fetchall()) if step.returns else ()
+        return cursor.fetchall() if step.returns else ()
     finally:
         cursor.close()

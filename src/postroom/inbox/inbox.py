@@ -69,7 +69,6 @@ class Inbox:
     ) -> None:
         self.name = name
         self.prefix = prefix_of(name, prefix)
-        self.schema = schema
         self.window = _window(window)
         self.clock = clock
         self.tables: InboxTables = (
@@ -77,6 +76,7 @@ class Inbox:
             if metadata is None
             else define_inbox_tables(metadata, prefix=self.prefix, schema=schema)
         )
+        self.schema = self.tables.inbox.schema  # which may be that of the metadata
         self._keeper = Keeper(
             name=name, tables=self.tables, create_tables=create_tables, clock=clock, bind=sync_engine(bind)
         )

@@ -132,7 +132,7 @@ class Barriers(Memory):
     def _is_closed(self, message: Message) -> bool:
         if self._is_paused(message.topic):
             return True
-        return self._topic(message)[0].is_over(2 * self._window)
+        return self._topic(message)[0].is_over(2 * self._appetite.window)
 
     def _closed_topic(self, message: Message, slot: Slot, now: float) -> ClosedTopic | None:
         """The barrier that this row is behind, if any."""

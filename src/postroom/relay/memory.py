@@ -12,6 +12,7 @@ from ..message import TASKS_TOPIC, Message
 from ..ports import NO_LIMIT, Gate, Range, Settlement
 from ..routing import Globs
 from ..settings import Settings
+from .appetite import Appetite
 from .gates import ClosedTopic, HeldKey, Slot
 from .outlet import Lane, Outlet
 
@@ -43,7 +44,7 @@ class Memory:
         self._route = route
         self._random = random
         self._publish_timeout = publish_timeout
-        self._window = 2 * settings.batch_size
+        self._appetite = Appetite(settings.batch_size)
         self._claims_rows = settings.claim == "rows"
         """Rows that were fetched are in nobody else's reach: those that are not sent must be let go of."""
         self._paused: Globs = Globs()
@@ -153,7 +154,7 @@ class Memory:
         return known
 
     def _has_room(self, topic: str) -> bool:
-        return not self._route(topic).is_over(self._window)
+        return not self._route(topic).is_over(self._appetite.window)
 
     def _record(self, message: Message, slot: Slot) -> None:
         self._known[message.position] = slot

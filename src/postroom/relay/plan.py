@@ -124,7 +124,7 @@ class Plan(Reading):
         slot = self.slots.get(lane.slot)
         if slot is None or slot.leaving or now + self._publish_timeout > slot.deadline:
             return False
-        reading_on = (slot.full or slot.stale) and not lane.outlet.is_over(self._window)
+        reading_on = (slot.full or slot.stale) and not lane.outlet.is_over(self._appetite.window)
         if lane.latest_only and reading_on:
             return False
         breaker = lane.outlet.breaker

@@ -228,7 +228,7 @@ class Pump:
         wanted = self.plan.wants(self._clock.monotonic())
         if wanted is None:
             return False
-        with self._reading():
+        with self._reading(wanted.limit):
             fetched = await self._store.fetch(wanted.ranges, wanted.limit)
         new = self.plan.take(wanted, fetched, self._clock.monotonic())
         if new:
@@ -237,17 +237,20 @@ class Pump:
         return bool(fetched.messages)
 
     @contextlib.contextmanager
-    def _reading(self) -> Generator[None]:
+    def _reading(self, rows: int) -> Generator[None]:
         self.is_reading = True
         try:
             yield
+        except BaseException:
+            self.plan.could_not_read(rows)
+            raise
         finally:
             self.is_reading = False
 
     async def _fetch_parked(self) -> bool:
         wanted = self.plan.parked_wants()
         for gate, after, limit in wanted:
-            with self._reading():
+            with self._reading(limit):
                 messages = await self._store.fetch_parked(gate, after, limit)
             self.plan.take_parked(gate, after, messages, limit, self._clock.monotonic())
         return bool(wanted)
@@ -257,7 +260,8 @@ class Pump:
         if not heads:
             return False
         try:
-            messages = await self._store.fetch_heads([(held.name.slot, held.position) for held in heads])
+            with self._reading(len(heads)):
+                messages = await self._store.fetch_heads([(held.name.slot, held.position) for held in heads])
         except BaseException:
             self.plan.put_heads_back(heads)
             raise

@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 from ..message import Message
 from ..ports import Fetched, Gate, Range
+from .appetite import DEEP
 from .gates import HeldKey, Slot
 from .outlet import Lane, Outlet
 from .verdicts import Verdicts
-
-DEEP = 2
-"""Batches that are read at once from a backlog: they are settled at once, too, and each read and settlement costs."""
 
 SHARES = 16
 """No slot gets more than this part of a fetch while as many others have rows too."""
@@ -39,9 +37,8 @@ class Reading(Verdicts):
         asking = [slot for slot in self.slots.values() if not slot.leaving and (slot.full or slot.stale)]
         if not asking or not self._has_appetite(now):
             return None
-        size = self._settings.batch_size
-        if not self._claims_rows and all(slot.full for slot in asking):
-            size *= DEEP
+        is_backlog = not self._claims_rows and all(slot.full for slot in asking)
+        size = self._appetite.rows(DEEP if is_backlog else 1)
         busy = sum(slot.found > 0 for slot in asking)
         share = max(1, size // max(2, min(busy, SHARES)))
         return Wanted([self._range(slot, share) for slot in asking], size)
@@ -49,6 +46,7 @@ class Reading(Verdicts):
     def take(self, wanted: Wanted, fetched: Fetched, now: float) -> int:
         """Take in what was fetched; returns how many messages were new."""
         ranges, limit = wanted
+        self._appetite.took(fetched.messages)
         self._wall = (fetched.now, now)
         before = len(self._known)
         counts = dict.fromkeys((asked.slot for asked in ranges), 0)
@@ -73,11 +71,15 @@ class Reading(Verdicts):
                 slot.horizon = max(slot.horizon, fetched.horizon)
         return len(known) - before
 
+    def could_not_read(self, rows: int) -> None:
+        self._appetite.failed(rows)
+
     def due_heads(self, now: float) -> list[HeldKey]:
         """Held keys whose message may be tried again; fetch those messages and `take_heads`."""
         due: list[HeldKey] = []
         unsettled: list[HeldKey] = []
-        while self._due and self._due[0][0] <= now and len(due) < self._settings.batch_size:
+        most = self._appetite.rows()
+        while self._due and self._due[0][0] <= now and len(due) < most:
             _, _, held = heapq.heappop(self._due)
             if not self._is_current(held) or held.status != "retry" or held.trying:
                 continue
@@ -118,7 +120,7 @@ class Reading(Verdicts):
 
     def parked_wants(self) -> list[tuple[Gate, int, int]]:
         """Which parked rows to read: (gate, after, limit)."""
-        size = self._settings.batch_size
+        size = self._appetite.rows()
         barriers = [*self._draining.values(), *self._unpaused_topics()]
         return [
             (barrier.name, barrier.cursor, size)
@@ -147,7 +149,7 @@ class Reading(Verdicts):
 
     def _has_appetite(self, now: float) -> bool:
         """Whether to read on. A full outlet is waited for if it drains quickly; a slow one must not stall others."""
-        full = [outlet for outlet in self._outlets if outlet.is_full(self._window, now)]
+        full = [outlet for outlet in self._outlets if outlet.is_full(self._appetite.window, now)]
         for outlet in full:
             if outlet.full_for(now) > PATIENCE and outlet.breaker.state == "closed":
                 self._relieve(outlet, now)
@@ -170,7 +172,7 @@ class Reading(Verdicts):
                 self._skip(held, message, slot, now)
                 return
         outlet, latest_only = self._topics.get((message.topic, message.type)) or self._topic(message)
-        if slot.closed_topics or self._paused or self._held_back or outlet.in_memory >= 2 * self._window:
+        if slot.closed_topics or self._paused or self._held_back or outlet.in_memory >= 2 * self._appetite.window:
             closed = self._closed_topic(message, slot, now)
             if closed is not None:
                 self._skip(closed, message, slot, now)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from sqlalchemy import URL
+
 from ..clock import Clock, SystemClock
 from ..duration import Duration, seconds
 from ..errors import ConfigurationError, MessageDead, RelayError, StoreError, StoreReplaced, StoreUnavailable
@@ -42,10 +44,10 @@ class Report:
 class Relay:
     """Delivers the messages of one outbox.
 
-    `store` is a URL (`sqlite:///app.db`) or a `Store`. `publishers` is a URL, a `Publisher`, any callable that takes a
-    `Message`, or a mapping of topic globs to those; the first match wins. `tasks` are run by the relay itself.
-    Everything else is a setting by its name, see the reference. Nothing connects before the relay runs, so a relay may
-    be made at import time and before a fork.
+    `store` is the URL of a database (`sqlite:///app.db`, or `engine.url`) or a `Store`. `publishers` is a URL, a
+    `Publisher`, any callable that takes a `Message`, or a mapping of topic globs to those; the first match wins.
+    `tasks` are run by the relay itself. Everything else is a setting by its name, see the reference. Nothing connects
+    before the relay runs, so a relay may be made at import time and before a fork.
 
     Publishers given as URLs or callables belong to the relay, which closes them when it stops; publisher objects belong
     to their maker.
@@ -53,7 +55,7 @@ class Relay:
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | URL | Store,
         publishers: Any = None,
         *,
         outbox: Outbox | None = None,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
 
+from sqlalchemy import URL
+
 from .. import registry
 from ..errors import ConfigurationError
 from ..message import TASKS_TOPIC
@@ -38,9 +40,16 @@ class Target:
     """Bytes of a payload that it takes at most, if that is known."""
 
 
-def store_for(store: str | Store, outbox: Outbox) -> Store:
+def store_for(store: Any, outbox: Outbox) -> Store:
+    if isinstance(store, URL):
+        store = store.render_as_string(hide_password=False)
     if not isinstance(store, str):
-        return store
+        if not hasattr(store, "fetch"):
+            raise ConfigurationError(
+                f"{type(store).__name__} is no store: give the URL of the database, such as 'sqlite:///app.db' or "
+                "that of an engine (`engine.url`), for a relay makes connections of its own"
+            )
+        return cast(Store, store)
     kind = registry.load(registry.STORES, registry.scheme_of(store))
     return kind(store, name=outbox.name, prefix=outbox.tables.prefix, schema=outbox.schema)
 

@@ -35,6 +35,7 @@ def define_inbox_tables(
 ) -> InboxTables:
     """Define the tables in a `MetaData`: the application's own (for Alembic), or a new one."""
     metadata = MetaData() if metadata is None else metadata
+    schema = schema or metadata.schema
     known = f"{schema}.{prefix}inbox" if schema else f"{prefix}inbox"
     if known in metadata.tables:
         raise ConfigurationError(f"the tables of the inbox with prefix {prefix!r} are already in this MetaData")

@@ -50,9 +50,9 @@ from .sql_settle import positions_of
 from .sql_transaction import Transaction
 from .stragglers import Writer
 
-TIMEOUTS: dict[str, dict[str, Any]] = {
+CONNECTING: dict[str, dict[str, Any]] = {
     "asyncpg": {"timeout": CONNECT_TIMEOUT, "command_timeout": STATEMENT_TIMEOUT},
-    "psycopg": {"connect_timeout": int(CONNECT_TIMEOUT)},
+    "psycopg": {"connect_timeout": int(CONNECT_TIMEOUT), "client_encoding": "utf8"},  # as asyncpg's always is
 }
 PARAMETERS: dict[str, dict[str, str | None]] = {
     "asyncpg": {
@@ -265,18 +265,23 @@ class PostgresqlStore(ServerStore[Snapshot]):
             await self._days.add()
 
     def _create_engine(self) -> AsyncEngine:
-        arguments = CAREFUL[self._driver] if self._is_pooled else SETTINGS[self._driver]
+        arguments = CAREFUL[self._driver] if self._is_pooled else self._settings()
         engine = create_async_engine(
             self._driver_url,
             isolation_level="READ COMMITTED",
             pool_size=self.workers + 2,
             max_overflow=2,
             pool_timeout=CONNECT_TIMEOUT,
-            connect_args=TIMEOUTS[self._driver] | arguments,
+            connect_args=CONNECTING[self._driver] | arguments,
         )
         if not self._is_pooled:
             event.listen(engine.sync_engine, "connect", self._greet)
         return engine
+
+    def _settings(self) -> dict[str, Any]:
+        """libpq takes settings as one text; those of the URL come last, and win."""
+        ours, theirs = SETTINGS[self._driver], self._driver_url.query.get("options")
+        return ours if theirs is None else {**ours, "options": f"{ours['options']} {theirs}"}
 
     def _greet(self, connection: Any, _: object) -> None:
         """Each new connection of the pool."""
@@ -326,8 +331,8 @@ class PostgresqlStore(ServerStore[Snapshot]):
         driver: Any = import_module(self._driver)
         _, arguments = self._opened().dialect.create_connect_args(self._driver_url)
         if self._driver == "asyncpg":
-            return await driver.connect(**{**arguments, **TIMEOUTS["asyncpg"], **options})
-        arguments = {**arguments, **TIMEOUTS["psycopg"], **options, "autocommit": True}
+            return await driver.connect(**{**arguments, **CONNECTING["asyncpg"], **options})
+        arguments = {**arguments, **CONNECTING["psycopg"], **options, "autocommit": True}
         return await driver.AsyncConnection.connect(**arguments)
 
     async def _is_behind_a_pooler(self) -> bool:

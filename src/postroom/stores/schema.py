@@ -292,6 +292,7 @@ def define_tables(
 ) -> Tables:
     """Define the tables in a `MetaData`: the application's own (for Alembic), or a new one."""
     metadata = MetaData() if metadata is None else metadata
+    schema = schema or metadata.schema
     known = f"{schema}.{prefix}outbox" if schema else f"{prefix}outbox"
     if known in metadata.tables:
         raise ConfigurationError(f"the tables of the outbox with prefix {prefix!r} are already in this MetaData")
@@ -443,7 +444,5 @@ def define_tables(
             Column("value", Name(), nullable=False),
             **_rewritten(),
         ),
-        bell=Sequence(
-            f"{prefix}bell", start=0, minvalue=-(2**63), maxvalue=2**63 - 1, schema=schema or metadata.schema
-        ),
+        bell=Sequence(f"{prefix}bell", start=0, minvalue=-(2**63), maxvalue=2**63 - 1, schema=schema),
     )
