@@ -62,6 +62,26 @@ def test_messages_can_be_added_to_migrated_tables(connection: Connection) -> Non
     assert connection.execute(text("SELECT count(*) FROM postroom_outbox")).scalar_one() == 1
 
 
+def test_an_archive_that_postroom_divided_is_no_difference_to_those_who_leave_it_out(
+    empty_database: Callable[[str], str],
+) -> None:
+    engine = create_engine(make_url(empty_database("postgresql-15")).set(drivername="postgresql+psycopg"))
+    metadata = MetaData()
+    Outbox(metadata=metadata).create_tables(engine)
+    with engine.connect() as connection:
+        found = differences(connection, metadata)
+        context = MigrationContext.configure(connection, opts={"include_object": is_for_migrations})
+        left = compare_metadata(context, metadata)
+    engine.dispose()
+    assert [item.name for what, item in found if what == "remove_table"] == ["postroom_archive_default"]
+    assert left == []
+
+
+def is_for_migrations(item: object, name: str | None, *_: object) -> bool:
+    """As the documentation has it."""
+    return not (name or "").startswith("postroom_archive")
+
+
 def test_on_postgresql_tables_that_change_much_have_settings_of_their_own(empty_database: Callable[[str], str]) -> None:
     engine = create_engine(make_url(empty_database("postgresql-15")).set(drivername="postgresql+psycopg"))
     Outbox().create_tables(engine)

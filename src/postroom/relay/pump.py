@@ -19,6 +19,9 @@ from .journal import Journal
 from .outlet import Outlet
 from .plan import Plan
 
+FIRST_SWEEP = 5.0
+"""Seconds after the start. Of a table that was emptied so that it counts from 1 again, the marks know nothing."""
+
 
 class Call:
     """One `publish` call: the batch as the publisher sees it, and what is still open in it."""
@@ -156,7 +159,7 @@ class Pump:
         """When anything new was last read."""
         self._look_at = 0.0
         self._looked = 0.0
-        self._sweep_at = clock.monotonic() + store.sweep_interval
+        self._sweep_at = clock.monotonic() + min(FIRST_SWEEP, store.sweep_interval)
 
     # ------------------------------------------------------------------------------------------ one pass
 
@@ -218,7 +221,6 @@ class Pump:
         return bool(due.moved)
 
     def _sweep(self) -> None:
-        """Read everything again from the start: a safety net, not the mechanism."""
         now = self._clock.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + self._store.sweep_interval

@@ -284,16 +284,23 @@ class Session:
         hurried.cancel()
 
     async def drain(self) -> None:
-        """Until nothing is due."""
+        """Until nothing is due, nor below the marks, where there is something if the table was emptied in a way that
+        made it count from 1 again."""
         if not self._settings.enabled:
             return
         keeper = self._keeper_or_fail()
         give_up, pause = self._clock.monotonic() + self._settings.lease_ttl + 1, Pause()
+        swept: set[int] = set()
         while not await self._could_tick(keeper, pause, give_up):
             pass
         self._renewal = asyncio.create_task(self._endure(keeper.run))  # until it is finished
         while not self._stopping.is_set():
             await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
+            if not swept.issuperset(ours := self._slots()):
+                swept |= ours
+                for pump in self.pumps:
+                    pump.plan.sweep()
+                continue
             try:
                 if self._clock.monotonic() >= give_up or not await self._others_have_rows():
                     return
@@ -355,9 +362,11 @@ class Session:
         """Whether there is something to deliver that is not ours: its owner does it, or that lease or claim ends."""
         if self._rows is not None:
             return await self._rows.is_claimed_elsewhere()
-        ours = {slot for pump in self.pumps for slot in pump.plan.slots}
-        foreign = [Range(slot, 0, 1) for slot in range(SLOTS) if slot not in ours]
+        foreign = [Range(slot, 0, 1) for slot in set(range(SLOTS)) - self._slots()]
         return bool(foreign) and bool((await self._store.fetch(foreign)).messages)
+
+    def _slots(self) -> set[int]:
+        return {slot for pump in self.pumps for slot in pump.plan.slots}
 
     async def _pump(self, pump: Pump) -> None:
         pause = Pause()

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from postroom import Message, Outbox
+from postroom import Message, Outbox, Relay
 from postroom.errors import StoreError
 from postroom.ports import Batch
 from postroom.publishers.memory import MemoryPublisher
@@ -480,3 +480,31 @@ def create_tables(database: Database, maker: str) -> None:
         await store.close()
 
     asyncio.run(init())
+
+
+def count_anew(database: Database) -> None:
+    """Empty the table so that positions begin at 1 again, as fixtures and clean-ups do."""
+    database.ask("TRUNCATE postroom_outbox" + (" RESTART IDENTITY" if database.is_postgresql else ""))
+
+
+def drain(database: Database) -> list[str]:
+    publisher = MemoryPublisher()
+    asyncio.run(Relay(database.url, publisher, **SETTINGS).drain(timeout=20))
+    return ids(publisher)
+
+
+def test_a_table_that_was_emptied_and_counts_anew_is_read_from_the_start(database: Database) -> None:
+    add(database, 5)
+    with relay_running(database, MemoryPublisher(), **SETTINGS):
+        eventually(lambda: any(lease.mark > len(KEYS) for lease in database.leases().values()))
+    count_anew(database)
+    add(database, 1)
+    assert database.value("SELECT max(position) FROM postroom_outbox") <= len(KEYS)
+    assert len(drain(database)) == len(KEYS)
+
+    count_anew(database)
+    add(database, 1)
+    publisher = MemoryPublisher()
+    with relay_running(database, publisher, **SETTINGS):
+        eventually(lambda: len(ids(publisher)) == len(KEYS))
+        eventually(lambda: database.count("outbox") == 0)
