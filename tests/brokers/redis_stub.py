@@ -17,17 +17,23 @@ class RedisStub:
         self.ended = 0
         self.executed = 0
         """Transactions that came as a whole."""
+        self.takes_empty = True
+        """Transactions, without asking for a reply."""
         self.may_read = asyncio.Event()
         self.may_read.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        before = b""
         try:
             while True:
                 await self.may_read.wait()
                 command = await self._command(reader)
-                self.executed += command[0] == b"EXEC"
-                writer.write(self._reply(command))
+                is_empty = command[0] == b"EXEC" and before == b"MULTI"
+                self.executed += command[0] == b"EXEC" and not is_empty
+                reply = self._reply(command)
+                writer.write(b"*0\r\n" if is_empty and self.takes_empty else reply)
+                before = command[0]
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

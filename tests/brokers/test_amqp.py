@@ -35,6 +35,9 @@ from tests.conftest import server_url
 from tests.proxy import Proxy
 from tests.waiting import until
 
+LARGE = 30_000_000
+"""Bytes, more than the network's buffers take."""
+
 
 async def declare(address: str, name: str, **arguments: Any) -> None:
     async with await aio_pika.connect(address) as connection:
@@ -291,10 +294,10 @@ async def test_a_full_queue_blames_no_message_and_takes_them_when_there_is_room(
 async def test_nothing_leaves_after_the_call_is_over(address: str, topic: str) -> None:
     """Not even what the client has in a buffer that is larger than the network's."""
     with Proxy(address) as proxy:
-        publisher = AmqpPublisher(proxy.url)
+        publisher = AmqpPublisher(proxy.url, max_size=LARGE)
         assert (await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))).delivered
         proxy.stall()
-        large = Message(topic=topic, payload=b"x" * 30_000_000)
+        large = Message(topic=topic, payload=b"x" * LARGE)
         assert not (await hand_over(publisher, RecordingBatch([large], timeout=0.3))).delivered
         proxy.resume()
         await until(lambda: not proxy.is_in_use)
@@ -310,9 +313,9 @@ async def test_a_connection_that_was_slow_to_come_is_not_taken_for_a_dead_one(
 
     with Proxy(address) as proxy:
 
-        async def open_slowly(parameters: Any) -> amqp.Channel:
+        async def open_slowly(*given: Any) -> amqp.Channel:
             await asyncio.sleep(0.6)
-            channel = await open_quickly(parameters)
+            channel = await open_quickly(*given)
             proxy.stall()
             return channel
 
@@ -378,6 +381,37 @@ async def test_an_exchange_that_cannot_be_used_is_no_outage_for_the_messages_of_
         await internal.delete()
 
 
+async def test_what_makes_the_broker_close_the_channel_is_found_out_and_the_others_arrive(
+    address: str, topic: str
+) -> None:
+    """It does not say which of those that it has not confirmed it means."""
+    publisher = AmqpPublisher(address)
+    messages = [Message(topic=topic, key=f"k{n}", payload=b"%d" % n) for n in range(5)]
+    messages[2] = bad = Message(topic=topic, key="bad", payload=b"2", headers={"CC": "it must be a list"})
+    batch = await hand_over(publisher, RecordingBatch(messages))
+    assert all(isinstance(error, (NotAttempted, type(None))) for error in batch.answers.values())
+    again = await hand_over(publisher, RecordingBatch([each for each in messages if batch.answers[each.id]]))
+    assert isinstance(again.answers[bad.id], MessageRejected)
+    assert "406" in str(again.answers[bad.id])
+    assert {each.id for each in (*batch.delivered, *again.delivered)} == {each.id for each in messages} - {bad.id}
+    later = await hand_over(publisher, RecordingBatch([bad, Message(topic=topic, payload=b"new")]))
+    assert isinstance(later.answers[bad.id], MessageRejected)
+    assert len(later.delivered) == 1
+    await publisher.close()
+
+
+async def test_one_that_is_alone_when_the_broker_closes_the_channel_is_to_blame(address: str, topic: str) -> None:
+    [answer] = await send(address, Message(topic=topic, payload=b"1", headers={"BCC": "x"}))
+    assert isinstance(answer, MessageRejected)
+
+
+async def test_a_message_that_never_expires_is_taken(address: str, topic: str) -> None:
+    assert await send(address, Message(topic=topic, payload=b"1", expires_at=datetime(9999, 12, 31, tzinfo=UTC))) == [
+        None
+    ]
+    assert (await only(address, topic)).expiration == amqp.LONGEST_LIFE
+
+
 async def test_a_queue_that_cannot_be_declared_is_no_outage_for_the_messages_of_another(
     address: str, topic: str
 ) -> None:
@@ -400,12 +434,12 @@ def test_a_key_that_is_spread_over_exchanges_is_sent_one_by_one() -> None:
 
 async def test_a_call_that_is_given_up_is_no_outage_to_another(address: str, topic: str) -> None:
     with Proxy(address) as proxy:
-        publisher = AmqpPublisher(proxy.url)
+        publisher = AmqpPublisher(proxy.url, max_size=LARGE)
         await hand_over(publisher, RecordingBatch([Message(topic=topic, payload=b"1")]))
         channel = await publisher._channels.take()
         proxy.stall()
         other = RecordingBatch([Message(topic=topic, payload=b"2")])
-        large = RecordingBatch([Message(topic=topic, payload=b"x" * 30_000_000)])
+        large = RecordingBatch([Message(topic=topic, payload=b"x" * LARGE)])
         calls = [asyncio.create_task(publisher.publish(batch)) for batch in (other, large)]
         await until(lambda: len(channel._unconfirmed) == 2 and not channel._connection._frames)
         calls[1].cancel()
@@ -452,6 +486,7 @@ async def test_what_the_protocol_cannot_carry_is_refused_for_good(
         ("amqp://localhost?mandatory=perhaps", "mandatory must be 'true' or 'false'"),
         ("amqp://localhost?routing_key=%7Bshop%7D", "may name {topic}, {key} and {type}"),
         ("amqp://localhost?ttl=long", "ttl"),
+        ("amqp://localhost?ttl=4000d", "ttl must be at most ten years"),
         ("amqp://localhost:port", "no address of RabbitMQ"),
         ("amqp://localhost?priority=300", "priority must be between 0 and 255"),
         ("amqp://localhost?ssl_verify=true", "write 'amqps://'"),

@@ -687,6 +687,18 @@ async def test_a_broker_that_works_is_found_to(address: str) -> None:
     assert finding.verdict == "ok"
 
 
+async def test_who_looks_for_a_broker_does_not_put_out_the_relay(address: str) -> None:
+    """Of two sessions with one client id a broker ends the first."""
+    url = f"{address}?client_id=relay-{secrets.token_hex(4)}"
+    relay = MqttPublisher(url)
+    assert (await hand_over(relay, RecordingBatch([ORDER]))).delivered
+    session = await relay._sessions.take()
+    assert (await examined(url)).verdict == "ok"
+    assert (await hand_over(relay, RecordingBatch([ORDER]))).delivered
+    assert await relay._sessions.take() is session
+    await relay.close()
+
+
 def test_the_example_runs(address: str, tmp_path: Path) -> None:
     assert (
         run_example("mqtt_qos1.py", tmp_path, address)

@@ -583,6 +583,7 @@ async def test_a_server_that_has_no_tls_is_told_no_password() -> None:
         ("nats://localhost:port", "no address of NATS"),
         ("nats://", "no address of NATS"),
         ("nats://one,,two", "no address of NATS"),
+        ("nats://shop:secret@one,nats://shop:secret@two", "write user and password once"),
         ("nats://localhost/orders", "no address of NATS"),
         ("ws://localhost", "it begins with 'nats://' or 'tls://'"),
         ("tls://localhost?ssl_ca=/nowhere.pem", "/nowhere.pem cannot be used"),

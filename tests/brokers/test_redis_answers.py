@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroom import Message, MessageRejected
+from postroom import DestinationUnavailable, Message, MessageRejected
 from postroom.errors import NotAttempted
 from postroom.publishers.redis import RedisPublisher
 from postroom.testing.batch import RecordingBatch, hand_over
@@ -58,6 +58,40 @@ async def test_what_a_call_that_is_over_had_not_sent_never_leaves() -> None:
         await until(lambda: stub.ended == 1)
         assert stub.executed == 1
         await publisher.close()
+
+
+async def test_nothing_is_sent_where_there_are_no_transactions() -> None:
+    """It would be done at once, be told as not done, and be done again and again."""
+    appended: list[list[bytes]] = []
+
+    def refuse(command: list[bytes]) -> bytes:
+        if command[0] == b"XADD":
+            appended.append(command)
+            return b"$3\r\n1-1\r\n"
+        return b"-NOPERM this user has no permissions to run it\r\n"
+
+    async with redis_stub(refuse) as stub:
+        stub.takes_empty = False
+        publisher = RedisPublisher(stub.address)
+        batch = await hand_over(publisher, RecordingBatch(messages(b"1", b"2")))
+        [finding] = await publisher.examine(["orders"])
+        await publisher.close()
+    assert all(isinstance(error, DestinationUnavailable) for error in batch.answers.values())
+    assert (finding.verdict, appended) == ("problem", [])
+    assert "NOPERM" in finding.seen or "no permissions" in finding.seen
+
+
+async def test_what_cannot_be_spelled_is_refused_for_good_and_the_others_arrive() -> None:
+    """JSON may have half a character in it, and so may the headers that another language wrote."""
+    bad = Message(topic="orders", payload=b"bad", headers={"note": "\ud83d"})
+    async with redis_stub(lambda command: b"*1\r\n$3\r\n1-1\r\n" if command[0] == b"EXEC" else b"+OK\r\n") as stub:
+        publisher = RedisPublisher(stub.address)
+        batch = await hand_over(publisher, RecordingBatch([bad, *messages(b"1")]))
+        await publisher.close()
+    error = batch.answers[bad.id]
+    assert isinstance(error, MessageRejected)
+    assert error.permanent
+    assert len(batch.delivered) == 1
 
 
 def test_a_key_that_is_spread_over_streams_is_sent_one_by_one() -> None:

@@ -74,6 +74,36 @@ def test_a_turn_that_somebody_else_has_makes_no_pause_shorter() -> None:
     assert breaker.until == 120.0
 
 
+def test_a_success_of_what_was_sent_before_makes_no_pause_shorter_that_the_destination_asked_for() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    fail(breaker, of_topic("t"), retry_after=60.0)
+    assert not breaker.succeeded(of_topic("t", "sent before"))
+    assert (breaker.state, breaker.until) == ("tripped", 60.0)
+    breaker.half_open()
+    assert breaker.succeeded(of_topic("t", "probe"))
+    fail(breaker, of_topic("t"), 100.0)
+    assert breaker.succeeded(of_topic("t", "sent before")), "it asked for nothing this time"
+
+
+@pytest.mark.parametrize(("retry_after", "until"), [(None, 1.0), (0.1, 1.0), (60.0, 60.0)])
+def test_successes_of_another_relay_end_a_pause_unless_the_destination_asked_for_it(
+    retry_after: float | None, until: float
+) -> None:
+    breaker = Breaker(initial=8.0, cap=15.0, trip_after=5)
+    fail(breaker, of_topic("t"), retry_after=retry_after)
+    breaker.succeeded_elsewhere(7, 0.5)
+    assert breaker.until >= 8.0
+    breaker.succeeded_elsewhere(8, 1.0)
+    assert breaker.until == until
+
+
+def test_no_message_is_to_blame_for_a_destination_that_says_when_to_come_again() -> None:
+    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    for now in range(10):
+        assert not fail(breaker, of_topic("t"), float(now), retry_after=1.0)
+        breaker.succeeded(of_topic("t", "other"))
+
+
 # --- whose fault it is, by topic
 
 
@@ -143,6 +173,11 @@ def test_a_topic_that_is_asked_to_wait_waits_as_long() -> None:
     fail(breaker, of_topic("b"), retry_after=120.0)
     assert breaker.state == "closed"
     assert breaker.held_back(119.0) == {"b"}
+    breaker.succeeded(of_topic("b", "sent before"))
+    assert breaker.held_back(119.0) == {"b"}
+    assert breaker.take_turn(of_topic("b", "first"), 121.0)
+    breaker.succeeded(of_topic("b", "first"))
+    assert not breaker.failing
 
 
 def test_a_destination_that_is_down_is_tripped_whatever_got_through_before() -> None:

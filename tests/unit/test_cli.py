@@ -678,6 +678,22 @@ def test_a_relay_delivers_until_a_signal_and_ends_well(place: Path, number: sign
     assert (status["relays"], status["slots_owned"], status["counts"]["pending"]) == ([], 0, 0)
 
 
+def test_a_relay_tells_the_name_of_a_hook_and_not_its_url(place: Path):
+    """Such a URL is a secret itself."""
+    add("other", {}, key="a")
+    secret = "https://hooks.invalid/services/T0/hush-hush"
+    routes = ("--route", f"orders={secret}#name=alerts", "--route", f"mail={secret}#name=h")
+    relay = start("relay", "--store", STORE, *routes, "--publisher", f"file:{place / 'out.jsonl'}")
+    try:
+        eventually(lambda: (place / "out.jsonl").exists())
+        relay.send_signal(signal.SIGTERM)
+        _, stderr = relay.communicate(timeout=60)
+    finally:
+        relay.kill()
+    assert "orders → alerts, mail → h, * → file:" in stderr
+    assert "hush" not in stderr
+
+
 def test_with_stdout_the_messages_and_the_report_do_not_mix(shop: dict[str, Message]):
     drain = start("--store", STORE, "drain", "--publisher", "stdout:")
     stdout, stderr = drain.communicate(timeout=60)

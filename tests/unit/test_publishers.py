@@ -32,6 +32,7 @@ from postroom.publishers.callable import TURN, CallablePublisher, _Work
 from postroom.publishers.memory import MemoryPublisher
 from postroom.publishers.stream import FilePublisher, StdoutPublisher, line_of
 from postroom.testing.batch import RecordingBatch, hand_over
+from postroom.wire.options import take
 from tests.waiting import until
 
 JSON = "application/json"
@@ -247,6 +248,24 @@ class TestFile:
     def test_a_wrong_url_is_explained(self, url: str, words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
             FilePublisher(url)
+
+
+class TestUrls:
+    @pytest.mark.parametrize("end", "/?#")
+    @pytest.mark.parametrize("scheme", ["amqp", "redis", "mqtt", "kafka", "https", "sqs"])
+    def test_no_part_of_a_password_is_told_that_was_not_written_as_it_must_be(self, scheme: str, end: str) -> None:
+        url = f"{scheme}://shop:head{end}tail@broker.example:1234"
+        with pytest.raises(ConfigurationError) as raised:
+            registry.load(registry.PUBLISHERS, scheme)(url)
+        assert "head" not in str(raised.value)
+        assert "tail" not in str(raised.value)
+
+    def test_a_plus_sign_is_one(self) -> None:
+        """Passwords and keys have them."""
+        assert take("kafka://broker?sasl.password=a+b%20c&x=1%2B1", {"x": str}, ["sasl.password"]) == (
+            "kafka://broker?sasl.password=a%2Bb%20c",
+            {"x": "1+1"},
+        )
 
 
 class TestStdout:

@@ -175,7 +175,7 @@ def _targets(configuration: Configuration) -> Mapping[str, str]:
 
 
 def _served(configuration: Configuration, running: Relay) -> str:
-    routes = [f"{glob} → {redact(url)}" for glob, url in _targets(configuration).items()]
+    routes = [f"{glob} → {name}" for glob, name in running.destinations.items()]
     if configuration.app is not None:
         routes.append(f"tasks of {configuration.app}")
     return f"outbox {running.outbox.name!r} in {place_of(configuration)}: {', '.join(routes)}"

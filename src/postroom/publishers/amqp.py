@@ -15,6 +15,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import AMQPConnectionError, AMQPError, ChannelClosedByBroker
 from pika.spec import Basic
 
+from ..duration import spell
 from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
 from ..failures import describe
 from ..message import Message
@@ -25,7 +26,7 @@ from ..wire.calls import Call
 from ..wire.envelope import DEFAULT_SOURCE, Envelope
 from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
-from ..wire.options import duration, positive, take, truth, whole
+from ..wire.options import duration, positive, take, truth, unusable, whole
 from ..wire.sessions import Sessions
 from ..wire.template import template
 
@@ -46,14 +47,18 @@ OPTIONS = {
 THEIRS = ("channel_max", "frame_max", "heartbeat", "locale")
 """What the URL may say to the client."""
 
-MAX_SIZE = 128 * 1024 * 1024
-"""Bytes of payload that RabbitMQ takes by default, from 3.8 on. More, and it closes the channel under everybody."""
+MAX_SIZE = 16 * 1024 * 1024
+"""Bytes of payload that RabbitMQ takes by default, from 4.0 on; before it was 128 MiB. More, and it closes the channel
+under everybody."""
+LONGEST_LIFE = 10 * 365 * 24 * 3600
+"""Seconds until a message expires: RabbitMQ takes no more than about ten years, and closes the channel."""
 HIGHEST_PRIORITY = 255
 CONNECT_TIMEOUT = 10.0
 LARGEST_PIECE = 1024 * 1024
 """Bytes of payload that are handed to the client before others have their turn."""
 LARGEST_WRITE = 128 * 1024
-ACCESS_REFUSED, NOT_FOUND = 403, 404
+ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
+MOST_SUSPECTS = 10_000
 DEFAULT_EXCHANGE = "amq.default"
 """What the broker calls the one without a name, when it refuses it."""
 REMEDY = "check the address, the user, the password and the virtual host in the URL, and whether the broker runs"
@@ -97,16 +102,24 @@ class AmqpPublisher:
         self._priority: int | None = given.get("priority", priority)
         if self._priority is not None and not 0 <= self._priority <= HIGHEST_PRIORITY:
             raise ConfigurationError(f"priority must be between 0 and {HIGHEST_PRIORITY}, not {self._priority}")
-        self._ttl = given.get("ttl", ttl)
+        self._ttl: float | None = given.get("ttl", ttl)
+        if self._ttl is not None and self._ttl > LONGEST_LIFE:
+            raise ConfigurationError(f"ttl must be at most ten years, not {spell(self._ttl)}; leave it out for none")
         self._max_size = given.get("max_size", max_size)
         self._envelope = Envelope(given.get("format", format), given.get("source", source))
         # One exchange may be missing while another takes what comes later in the key.
         is_ordered = given.get("pipelined", pipelined) and "{type}" not in exchange
         self.features = Features(ordered=is_ordered, max_size=self._max_size)
-        self._channels = Sessions[Channel](lambda: _open(parameters))
+        self._suspects: dict[str, None] = {}
+        """One of them made the broker close the channel. They go one at a time, on a channel apart."""
+        self._channels = Sessions[Channel](lambda: _open(parameters, self._suspect))
+        self._apart = Sessions[Channel](lambda: _open(parameters, self._suspect))
 
     async def publish(self, batch: Batch) -> None:
         lanes = Lanes(batch)
+        if self._suspects and any(message.id in self._suspects for message in batch.messages):
+            await self._publish_apart(batch, lanes)
+            return
         call = Call(lanes)
         channel: Channel | None = None
         heard, since = 0, 0.0
@@ -125,8 +138,30 @@ class AmqpPublisher:
             if channel is not None and call.is_open:
                 channel.forget(call, is_silent=channel.heard == heard and time.monotonic() - since >= batch.timeout)
 
+    async def _publish_apart(self, batch: Batch, lanes: Lanes) -> None:
+        """One by one, so that there is no doubt about whom the broker means."""
+        for message in lanes.open(batch.messages):
+            channel, call = await self._apart.take(), Call(lanes)
+            async with channel.turn:
+                if not lanes.may_start([message]):
+                    continue
+                try:
+                    await self._send(channel, message, call, lanes)
+                    await call.end()
+                finally:
+                    if call.is_open:
+                        channel.forget(call, is_silent=True)
+            if channel.lost is None:
+                self._suspects.pop(message.id, None)
+
+    def _suspect(self, messages: Iterable[Message]) -> None:
+        self._suspects.update((message.id, None) for message in messages)
+        while len(self._suspects) > MOST_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
     async def close(self) -> None:
         await self._channels.close()
+        await self._apart.close()
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
         try:
@@ -177,7 +212,7 @@ class AmqpPublisher:
         limits = [self._ttl] if self._ttl is not None else []
         if message.expires_at is not None:
             limits.append(max(0.0, (message.expires_at - datetime.now(UTC)).total_seconds()))
-        return str(int(1000 * min(limits))) if limits else None
+        return str(int(1000 * min(*limits, LONGEST_LIFE))) if limits else None
 
 
 def _default_exchange(_: Message) -> str:
@@ -188,7 +223,7 @@ def _parameters(place: str, url: str, given: Mapping[str, Any]) -> URLParameters
     try:
         parameters = URLParameters(place)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{redact(url)!r} is no address of RabbitMQ: {error}") from None
+        raise unusable(url, f"is no address of RabbitMQ: {error}") from None
     if not place.startswith("amqps:") and (lonely := [name for name in tls.OPTIONS if name in given]):
         raise ConfigurationError(f"{lonely[0]} is for TLS: write 'amqps://'")
     if place.startswith("amqps:"):
@@ -201,8 +236,8 @@ def _parameters(place: str, url: str, given: Mapping[str, Any]) -> URLParameters
 # --- connections
 
 
-async def _open(parameters: URLParameters) -> Channel:
-    channel = Channel()
+async def _open(parameters: URLParameters, suspect: Callable[[Iterable[Message]], None]) -> Channel:
+    channel = Channel(suspect)
     await channel.open(parameters)
     return channel
 
@@ -256,7 +291,8 @@ class _Sent(NamedTuple):
 class Channel:
     """A connection with one channel, whose messages are confirmed in the order of their tags, or several at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, suspect: Callable[[Iterable[Message]], None]) -> None:
+        self._suspect = suspect
         self._loop = asyncio.get_running_loop()
         self._connection: Any = None
         self._channel: Any = None
@@ -270,6 +306,8 @@ class Channel:
         self._returned: dict[str, Exception] = {}
         self._had: set[tuple[str, str]] = set()
         self._declaring = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """Of those who want to be alone on it."""
 
     @property
     def lost(self) -> str | None:
@@ -346,9 +384,16 @@ class Channel:
         """Tell those that are to blame. False if it is not known who is."""
         guilty = [tag for tag, sent in self._unconfirmed.items() if _is_about(reason, sent.exchange)]
         self._answer_for(guilty, _outage(reason))
-        if guilty or not isinstance(reason, ChannelClosedByBroker) or self._waiting is None or self._waiting.done():
+        if guilty or not isinstance(reason, ChannelClosedByBroker):
             return bool(guilty)
-        self._waiting.set_exception(_outage(reason))
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(_outage(reason))
+            return True
+        if reason.reply_code != PRECONDITION_FAILED:
+            return False
+        self._suspect([sent.message for sent in self._unconfirmed.values()])
+        if len(self._unconfirmed) == 1:
+            self._answer_for([*self._unconfirmed], MessageRejected(_words(reason)))
         return True
 
     def _blocked(self, _: object, frame: Any) -> None:

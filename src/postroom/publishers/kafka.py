@@ -21,7 +21,7 @@ from ..wire.findings import finding
 from ..wire.kafka_line import PURGED, QUIET, Flight, Line, Record, words
 from ..wire.kafka_transactions import Slot, Transactions, is_fenced
 from ..wire.lanes import Lanes
-from ..wire.options import take, truth
+from ..wire.options import take, truth, unusable
 from ..wire.template import names_for, template
 
 OPTIONS = {"topic": str, "format": str, "source": str, "transactional": str, "unsafe": truth}
@@ -369,8 +369,8 @@ def _prefix(transactional: str | None, is_unsafe: bool) -> str | None:
 def _settings(place: str, given: Mapping[str, object], is_unsafe: bool, url: str) -> dict[str, object]:
     parts = urlsplit(place)
     hosts = parts.netloc.rpartition("@")[2]
-    if not hosts or parts.path.strip("/"):
-        raise ConfigurationError(f"{redact(url)!r} names no brokers; write 'kafka://host:9092,other:9092'")
+    if not hosts or parts.path.strip("/") or parts.fragment:
+        raise unusable(url, "names no brokers; write 'kafka://host:9092,other:9092'")
     if "transactional.id" in given:
         raise ConfigurationError(
             "transactional.id cannot be set, as each slot has its own; write transactional=shop for shop-0 to shop-63"
@@ -394,7 +394,7 @@ def _settings(place: str, given: Mapping[str, object], is_unsafe: bool, url: str
     try:  # it knows which settings there are, and without an address it connects to nobody
         Producer({name: value for name, value in settings.items() if name != "bootstrap.servers"} | {"logger": QUIET})
     except KafkaException as error:
-        raise ConfigurationError(f"{redact(url)!r}: {words(error.args[0])}") from None
+        raise unusable(url, f"is refused by the client: {words(error.args[0])}") from None
     return settings
 
 

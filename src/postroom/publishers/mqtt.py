@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
@@ -31,7 +31,7 @@ from ..wire.calls import Call
 from ..wire.envelope import DEFAULT_SOURCE, Envelope, Wrapped
 from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
-from ..wire.options import positive, take, truth
+from ..wire.options import positive, take, truth, unusable
 from ..wire.sessions import Sessions, Waiting, has_unsent
 from ..wire.template import template
 
@@ -123,6 +123,7 @@ class MqttPublisher:
                 f"keepalive must be between 1 and {LONGEST_SILENCE} seconds, not {broker.keepalive}"
             )
         self._sessions = Sessions[Session](lambda: _open(broker))
+        self._stranger = replace(broker, client_id="")
 
     async def publish(self, batch: Batch) -> None:
         lanes = Lanes(batch)
@@ -145,11 +146,13 @@ class MqttPublisher:
         await self._sessions.close()
 
     async def examine(self, topics: Sequence[str]) -> list[Finding]:
-        """Topics need not be made; whether we may publish to them shows only when we do."""
+        """Topics need not be made; whether we may publish to them shows only when we do. Whoever asks comes without the
+        client id, or the broker would put out the relay that has it."""
         try:
-            await self._sessions.take()
+            session = await _open(self._stranger)
         except Exception as error:
             return [finding("problem", f"{self.name}: {describe(error)}", REMEDY)]
+        await session.close()
         return [finding("ok", f"{self.name} lets us in")]
 
     def _pieces(self, messages: Sequence[Message], most: int) -> Iterator[Sequence[Message]]:
@@ -272,9 +275,9 @@ def _broker(place: str, url: str, given: dict[str, Any]) -> Broker:
         parts = urlsplit(place)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigurationError(f"{redact(url)!r} is no address of a broker: {error}") from None
+        raise unusable(url, f"is no address of a broker: {error}") from None
     if parts.scheme not in PORTS or not host or parts.path.strip("/"):
-        raise ConfigurationError(f"{redact(url)!r} is no address of a broker: write 'mqtt://host:1883'")
+        raise unusable(url, "is no address of a broker: write 'mqtt://host:1883'")
     if parts.scheme == "mqtt" and (lonely := [name for name in tls.OPTIONS if name in given]):
         raise ConfigurationError(f"{lonely[0]} is for TLS: write 'mqtts://'")
     return Broker(

@@ -30,7 +30,7 @@ from ..wire.calls import Call
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
 from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
-from ..wire.options import positive, take, truth
+from ..wire.options import positive, take, truth, unusable
 from ..wire.sessions import Sessions, Waiting, has_unsent
 from ..wire.template import template
 
@@ -253,6 +253,9 @@ def _servers(place: str, url: str, given: dict[str, Any], creds: str | None) -> 
     who: dict[str, str] = {}
     if at:
         who = {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
+    if "@" in login or "," in login:
+        remedy = "write user and password once, before the first host, with @ as %40 and a comma as %2C"
+        raise ConfigurationError(f"{redact(url)!r} is no address of NATS: {remedy}")
     if creds is not None:
         _check_creds(creds)
     encryption = _encryption(given, is_wanted=scheme == "tls" or given.get("tls", False))
@@ -269,9 +272,9 @@ def _place(host: str, url: str) -> str:
         parts = urlsplit(f"nats://{host}")
         name, port = parts.hostname, parts.port or PORT
     except ValueError as error:
-        raise ConfigurationError(f"{redact(url)!r} is no address of NATS: {error}") from None
+        raise unusable(url, f"is no address of NATS: {error}") from None
     if not name or parts.path:
-        raise ConfigurationError(f"{redact(url)!r} is no address of NATS: write 'nats://host:4222'")
+        raise unusable(url, "is no address of NATS: write 'nats://host:4222'")
     return f"nats://[{name}]:{port}" if ":" in name else f"nats://{name}:{port}"
 
 

@@ -20,7 +20,7 @@ from ..wire import tls
 from ..wire.envelope import CONTENT_TYPE, DEFAULT_SOURCE, Envelope
 from ..wire.findings import finding
 from ..wire.lanes import Lanes, pieces
-from ..wire.options import positive, take, truth
+from ..wire.options import positive, take, truth, unusable
 from ..wire.template import names_for, template
 
 OPTIONS = {
@@ -122,14 +122,16 @@ class RedisPublisher:
         for message in lanes.open(messages):
             try:
                 name = self._stream(message)
-                command = [b"XADD", name, *self._limit, b"*", *self._fields(message)]
+                command = [b"XADD", name.encode(), *self._limit, b"*", *self._fields(message)]
             except MessageRejected as error:
                 lanes.answer(message, error)
+            except UnicodeEncodeError as error:
+                lanes.answer(message, MessageRejected(f"it cannot be sent like this: {error}", permanent=True))
             else:
                 blocks.setdefault(name, []).append((message, command))
         return blocks
 
-    def _fields(self, message: Message) -> Iterator[str | bytes]:
+    def _fields(self, message: Message) -> Iterator[bytes]:
         headers, payload, content_type = self._envelope.wrap(message)
         if self._payload in headers:
             raise MessageRejected(
@@ -139,10 +141,10 @@ class RedisPublisher:
         if content_type is not None:
             headers[CONTENT_TYPE] = content_type
         for name, value in headers.items():
-            yield name
-            yield value
+            yield name.encode()
+            yield value.encode()
         if payload is not None:
-            yield self._payload
+            yield self._payload.encode()
             yield payload
 
     async def _send(self, blocks: Blocks, lanes: Lanes) -> None:
@@ -198,6 +200,9 @@ def _pool(place: str, url: str, given: Mapping[str, Any]) -> Callable[[], Connec
     scheme, _, rest = place.partition("://")
     scheme = SCHEMES.get(scheme, scheme)
     place = f"{scheme}://{rest}"
+    path = rest.partition("?")[0].partition("/")[2]
+    if scheme != "unix" and path and not (path.isascii() and path.isdigit()):
+        raise unusable(url, f"has {path!r} where the number of a database is expected, as in 'redis://localhost/0'")
     if scheme != "rediss" and (lonely := [name for name in tls.OPTIONS if name in given]):
         raise ConfigurationError(f"{lonely[0]} is for TLS: write 'rediss://' or 'valkeys://'")
     options: dict[str, Any] = {
@@ -223,7 +228,7 @@ def _pool(place: str, url: str, given: Mapping[str, Any]) -> Callable[[], Connec
     try:
         make()
     except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{redact(url)!r} is no address of Redis: {error}") from None
+        raise unusable(url, f"is no address of Redis: {error}") from None
     return make
 
 
@@ -249,6 +254,7 @@ class Connections:
         connection = self._pool.make_connection()
         try:
             await connection.connect()
+            await _try_a_transaction(connection)
         except RedisError as error:  # whatever it says: nobody has sent anything yet
             await self.drop(connection)
             raise DestinationUnavailable(describe(error)) from error
@@ -274,6 +280,14 @@ class Connections:
         for connection in spare:
             self._transports.pop(connection, None)
             await connection.disconnect(nowait=True)
+
+
+async def _try_a_transaction(connection: AbstractConnection) -> None:
+    """An empty one. Were MULTI refused, by a proxy or for want of rights, what comes after it would be done, again
+    whenever it is tried."""
+    for command in (b"MULTI", b"EXEC"):
+        await connection.send_packed_command(connection.pack_command(command), check_health=False)
+        await connection.read_response()
 
 
 def _is_there(connection: AbstractConnection) -> bool:

@@ -50,6 +50,8 @@ class Failing:
     until: float = float("-inf")
     tried: bool = False
     """One of it went, and it is not known yet what became of it."""
+    asked: bool = False
+    """The destination said itself how long to wait."""
     error: str = ""
 
 
@@ -72,6 +74,8 @@ class Breaker:
     until: float = 0.0
     trips: int = 0
     """In a row, without a success."""
+    asked: float | None = None
+    """Until when it said itself that it wants nothing; a success of what was sent before changes nothing of that."""
     successes: int = 0
     shared_successes: int | None = None
     """What the database said when this breaker tripped; a change means that another relay got through."""
@@ -94,7 +98,7 @@ class Breaker:
         """Note a delivery; True if it closed the breaker."""
         self.successes += 1
         if self.failing:
-            self.failing.pop(message.topic, None)
+            self._topic_succeeded(message.topic)
         if self.suspects:
             self._clear(message)
         if self.streak:
@@ -103,8 +107,17 @@ class Breaker:
             if self.allowance != float("inf"):
                 self._widen()
             return False
+        if self.state == "tripped" and self.asked is not None:
+            return False
         self._close()
         return True
+
+    def succeeded_elsewhere(self, count: int, now: float) -> None:
+        """Of all relays together there are so many by now: if more than before, there is no need to wait."""
+        if self.state == "tripped":
+            if self.shared_successes is not None and count != self.shared_successes:
+                self.until = min(self.until, max(now, self.asked or now))
+            self.shared_successes = count
 
     def succeed(self, count: int) -> bool:
         """Note so many deliveries, if nothing but their number matters: all is well, and nobody is suspected."""
@@ -117,7 +130,8 @@ class Breaker:
         self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
     ) -> bool:
         """Note that the destination could not be reached with this message; True if the message itself is to blame."""
-        if self._suspect(message, self.of_topic.get(message.topic, 0) > self._seen(message).of_topic):
+        others_succeeded = self.of_topic.get(message.topic, 0) > self._seen(message).of_topic
+        if self._suspect(message, others_succeeded and retry_after is None):  # else it says itself that it is its own
             return True
         if not self._hold_back(message.topic, error, now, random, retry_after) or self.state == "half-open":
             self._trip(error, now, random, retry_after)
@@ -245,9 +259,16 @@ class Breaker:
             return False
         if failing.tried or now >= failing.until:  # else it is the rest of a batch
             failing.tried, failing.pauses, failing.error = False, failing.pauses + 1, error
-            failing.until = now + self._pause(failing.pauses, random)
-        failing.until = max(failing.until, now + self._asked(retry_after))
+            failing.until, failing.asked = now + self._pause(failing.pauses, random), False
+        if retry_after is not None:
+            failing.until, failing.asked = max(failing.until, now + self._allowed(retry_after)), True
         return True
+
+    def _topic_succeeded(self, topic: str) -> None:
+        """What was sent before it asked to be left alone says nothing."""
+        failing = self.failing.get(topic)
+        if failing is not None and (failing.tried or not failing.asked):
+            del self.failing[topic]
 
     def _trip(self, error: str, now: float, random: Callable[[], float], retry_after: float | None) -> None:
         if self.state != "tripped" or now >= self.until:  # else it is the rest of the batch that tripped it
@@ -255,10 +276,12 @@ class Breaker:
             self.state, self.error = "tripped", error
             self.until = now + self._pause(self.trips, random)
             self.shared_successes = None
-        self.until = max(self.until, now + self._asked(retry_after))
+        if retry_after is not None:
+            self.asked = max(self.asked or now, now + self._allowed(retry_after))
+            self.until = max(self.until, self.asked)
 
-    def _asked(self, retry_after: float | None) -> float:
-        return min(retry_after or 0.0, MOST_ASKED * self.cap)
+    def _allowed(self, retry_after: float) -> float:
+        return min(retry_after, MOST_ASKED * self.cap)
 
     def _longest(self, number: int) -> float:
         """A quarter more than meant, but never more than the cap."""
@@ -269,7 +292,7 @@ class Breaker:
         return self._longest(number) * (0.6 + 0.4 * random())
 
     def _close(self) -> None:
-        self.state, self.trips, self.misjudged = "closed", 0, False
+        self.state, self.trips, self.misjudged, self.asked = "closed", 0, False, None
         self.allowance = FIRST_ALLOWANCE
 
     def _widen(self) -> None:

@@ -288,11 +288,7 @@ class Pump:
             return False
         successes = await self._store.successes()
         for outlet in self._outlets:
-            breaker, count = outlet.breaker, successes.get(outlet.name, 0)
-            if breaker.state == "tripped":
-                if breaker.shared_successes is not None and count != breaker.shared_successes:
-                    breaker.until = now
-                breaker.shared_successes = count
+            outlet.breaker.succeeded_elsewhere(successes.get(outlet.name, 0), now)
         return True
 
     def _dispatch(self) -> bool:

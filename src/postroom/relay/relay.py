@@ -91,6 +91,11 @@ class Relay:
         self._is_running = False
         self._stop_asked = False
 
+    @property
+    def destinations(self) -> dict[str, str]:
+        """The name of each, as it is in events and logs, by the topics that go there."""
+        return {glob: target.name for glob, target in self._publishers.targets.items() if glob != TASKS_TOPIC}
+
     # ------------------------------------------------------------------------------------- running
 
     async def run(self, *, handle_signals: bool = False) -> None:

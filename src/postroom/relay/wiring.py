@@ -112,7 +112,8 @@ def _target(publisher: Any, unavailable: tuple[type[BaseException], ...], concur
 def _name_at(url: str, publisher: Any) -> str:
     """The URL, unless the publisher was given another name, as for a URL that is a secret itself."""
     name, own = redact(url), getattr(publisher, "name", None)
-    return own if isinstance(own, str) and own and not name.startswith(own) else name
+    places = (name, name.partition("?")[0], name.partition("#")[0])
+    return own if isinstance(own, str) and own and own not in places else name
 
 
 def _name_of(publisher: Any) -> str:

@@ -15,7 +15,7 @@ from aiobotocore.config import AioConfig  # pyright: ignore[reportMissingTypeStu
 from aiobotocore.session import AioSession  # pyright: ignore[reportMissingTypeStubs]
 from botocore.exceptions import BotoCoreError, ClientError  # pyright: ignore[reportMissingTypeStubs]
 
-from ..errors import ConfigurationError, DestinationUnavailable, MessageRejected, NotAttempted
+from ..errors import DestinationUnavailable, MessageRejected, NotAttempted
 from ..failures import describe
 from ..message import Message
 from ..ports import Batch, Features, Finding
@@ -24,7 +24,7 @@ from . import tls
 from .envelope import CONTENT_TYPE, Envelope
 from .findings import finding
 from .lanes import Lanes
-from .options import positive, take
+from .options import positive, take, unusable
 from .template import names_for, template
 
 OPTIONS = {
@@ -344,11 +344,9 @@ class Clients:
         connections: int,
     ) -> None:
         parts = urlsplit(place)
-        if not parts.hostname or parts.path.strip("/"):
-            raise ConfigurationError(
-                f"{redact(place)!r} is no address of {service.upper()}: write {service}://REGION, such as "
-                f"{service}://eu-central-1"
-            )
+        if not parts.hostname or parts.path.strip("/") or parts.fragment:
+            remedy = f"write {service}://REGION, such as {service}://eu-central-1"
+            raise unusable(place, f"is no address of {service.upper()}: {remedy}")
         tls.context(given)  # what cannot be used is told now
         self._service, self._profile = service, profile
         self._options: dict[str, Any] = {

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, MessageRejected
 from ..message import NOTHING_HEADER, TOMBSTONE_HEADER, Message
 
 Format = Literal["postroom", "cloudevents", "structured"]
@@ -49,7 +49,10 @@ class Envelope:
         event = self._attributes(message)
         if message.content_type is not None:
             event["datacontenttype"] = message.content_type
-        attributes = json.dumps(event, ensure_ascii=False).encode()
+        try:
+            attributes = json.dumps(event, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise MessageRejected(f"it cannot be sent like this: {error}", permanent=True) from None
         return Wrapped(dict(message.headers), b"%b%b}" % (attributes[:-1], _data(message)), STRUCTURED)
 
     def _attributes(self, message: Message) -> dict[str, str]:

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import httpx
 
@@ -16,6 +16,7 @@ from ..errors import ConfigurationError, MessageRejected
 from ..message import Message
 from ..redact import HIDDEN, redact
 from . import tls
+from .options import options_in, unusable
 from .template import FIELDS, template
 
 SHORTEST_SECRET = 8
@@ -66,7 +67,7 @@ class Address:
 
 def name_in(options: str, name: str | None) -> str | None:
     """The name that the options give, or else this one."""
-    name = dict(parse_qsl(options, keep_blank_values=True)).get("name", name)
+    name = dict(options_in(options)).get("name", name)
     if name is not None and (not name.strip() or "#" in name):
         raise ConfigurationError(f"the name of a hook must not be empty, nor have # in it: {name!r}")
     return name
@@ -99,7 +100,7 @@ def _split(url: str, shown: str) -> tuple[SplitResult, httpx.URL]:
         if parts.scheme not in ("http", "https") or not origin.host:
             raise ValueError("it must begin with http:// or https:// and a host")
     except (ValueError, httpx.InvalidURL) as error:
-        raise ConfigurationError(f"{shown!r} is no address of a web hook: {error}") from None
+        raise unusable(url, f"is no address of a web hook: {error}", shown) from None
     return parts, origin
 
 

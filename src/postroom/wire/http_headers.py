@@ -63,8 +63,7 @@ def fixed_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def signing_keys(secrets: str | Sequence[str]) -> list[bytes]:
     if isinstance(secrets, str):
-        # In a URL a plus sign means a blank, and is a letter of base64 too.
-        secrets = [part.replace(" ", "+") for part in re.split(r",\s*(?=whsec_)|,|\s(?=whsec_)", secrets)]
+        secrets = re.split(r",|\s+(?=whsec_)", secrets)
     return [_key(part.strip()) for part in secrets]
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from ..duration import seconds
 from ..errors import ConfigurationError
 from ..redact import redact
 
 Read = Callable[[str], Any]
+_BROKEN_LOGIN = re.compile(r"//[^:@/?#]*:.*[/?#].*@", re.DOTALL)
+"""What looks like a password with a character that ends the place of a URL."""
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def unusable(url: str, why: str, shown: str | None = None) -> ConfigurationError:
+    """Where its password may have been taken for something else, what was made of the URL is not repeated."""
+    if _BROKEN_LOGIN.search(url):
+        why = "cannot be read: in a user and in a password, @ : / ? # % must be written as %40 %3A %2F %3F %23 %25"
+    return ConfigurationError(f"{shown or redact(url)!r} {why}")
 
 
 def split(url: str, known: Collection[str] = ()) -> tuple[str, dict[str, str]]:
@@ -36,19 +46,25 @@ def take(
     options = _parse(url, query, {*ours, *theirs})
     rest = {name: value for name, value in options.items() if name not in ours}
     taken = {name: _read(url, name, value, ours[name]) for name, value in options.items() if name in ours}
-    return f"{place}{mark}{urlencode(rest)}" if rest else place, taken
+    return f"{place}{mark}{urlencode(rest, quote_via=quote)}" if rest else place, taken
 
 
 def _parse(url: str, query: str, known: Collection[str]) -> dict[str, str]:
-    pairs = parse_qsl(query, keep_blank_values=True)
+    pairs = options_in(query)
     options = dict(pairs)
     for name in options:
         if name not in known:
             hint = f"known: {', '.join(sorted(known))}" if known else "it knows none"
-            raise ConfigurationError(f"{redact(url)!r} has an unknown option {name!r}; {hint}")
+            raise unusable(url, f"has an unknown option {name!r}; {hint}")
     if len(options) < len(pairs):
-        raise ConfigurationError(f"{redact(url)!r} gives an option twice")
+        raise unusable(url, "gives an option twice")
     return options
+
+
+def options_in(query: str) -> list[tuple[str, str]]:
+    """A plus sign is one: passwords and keys have them, and nobody writes blanks in options."""
+    pairs = (each.partition("=") for each in query.split("&") if each)
+    return [(unquote(name), unquote(value)) for name, _, value in pairs]
 
 
 def _read(url: str, name: str, value: str, read: Read) -> Any:

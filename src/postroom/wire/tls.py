@@ -16,6 +16,8 @@ OPTIONS = {"ssl_ca": str, "ssl_cert": str, "ssl_key": str, "ssl_verify": truth}
 
 def context(options: Mapping[str, Any]) -> ssl.SSLContext:
     """Of the options that were read; the certificate and the name of the server are checked."""
+    if "ssl_key" in options and "ssl_cert" not in options:
+        raise ConfigurationError("ssl_key is of use only with ssl_cert, the certificate that it belongs to")
     try:
         made = ssl.create_default_context(cafile=options.get("ssl_ca"))
         if "ssl_cert" in options:
