@@ -68,7 +68,8 @@ async def test_nothing_is_sent_where_there_are_no_transactions() -> None:
         if command[0] == b"XADD":
             appended.append(command)
             return b"$3\r\n1-1\r\n"
-        return b"-NOPERM this user has no permissions to run it\r\n"
+        is_refused = command[0] in (b"MULTI", b"EXEC")
+        return b"-NOPERM this user has no permissions to run it\r\n" if is_refused else b"+OK\r\n"
 
     async with redis_stub(refuse) as stub:
         stub.takes_empty = False

@@ -98,9 +98,9 @@ def test_successes_of_another_relay_end_a_pause_unless_the_destination_asked_for
 
 
 def test_no_message_is_to_blame_for_a_destination_that_says_when_to_come_again() -> None:
-    breaker = Breaker(initial=0.5, cap=15.0, trip_after=5)
+    breaker, message = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t")
     for now in range(10):
-        assert not fail(breaker, of_topic("t"), float(now), retry_after=1.0)
+        assert not fail(breaker, message, float(now), retry_after=1.0)
         breaker.succeeded(of_topic("t", "other"))
 
 
