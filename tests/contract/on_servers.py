@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Connection, Engine, Table, create_engine, delete, insert, inspect, make_url, select, text
 
-from postroom.connections.bell import ring
+from postroom.connections.bell import ringing_slot
 from postroom.message import Message
 from postroom.ports import Store
 from postroom.stores.mysql import MysqlStore
@@ -124,7 +124,7 @@ class OnPostgresql15(OnServer):
     sync_driver = "postgresql+psycopg"
 
     def insert_hot(self) -> Any:
-        return insert(TABLES.hot).inline().returning(ring(TABLES))
+        return insert(TABLES.hot).inline().values(slot=ringing_slot(TABLES))
 
     def clear(self, connection: Connection) -> None:
         super().clear(connection)

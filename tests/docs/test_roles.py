@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
 
@@ -19,7 +20,7 @@ from postroom import Desk, DestinationUnavailable, Inbox, Message, MessageReject
 from postroom.ports import Store
 from postroom.relay.wiring import store_for
 from postroom.stores.inbox_schema import define_inbox_tables
-from postroom.stores.schema import define_tables
+from postroom.stores.schema import bell_channel, define_tables
 
 from ..conftest import Database
 from .clients import DRIVERS, SERVERS, SqlError, run_sql
@@ -188,7 +189,11 @@ async def test_the_application_can_ring_and_the_relay_can_hear(place: Place) -> 
     async with relay_of(place, Destination()), Desk(place.url("postroom_operator")) as desk, asyncio.timeout(60):
         while [relay["woken_by"] for relay in (await desk.status()).relays] != ["doorbell"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    assert place.may("shop", "SELECT last_value FROM postroom_bell;")
+    assert place.may("postroom_relay", "SELECT setval('postroom_bell', -1);")
+    with psycopg.connect(place.administrator, autocommit=True) as listener:
+        listener.execute(f"LISTEN {bell_channel(define_tables())}".encode())
+        write(place)
+        assert list(listener.notifies(timeout=60, stop_after=1))
     assert not place.may("shop", "SELECT setval('postroom_bell', 0);")
 
 

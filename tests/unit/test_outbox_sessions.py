@@ -289,6 +289,25 @@ def test_a_message_added_by_a_commit_hook_is_not_lost(
     assert payloads(engine, outbox) == ([b"1"] if known else []) + [b"hook"]
 
 
+@pytest.mark.parametrize("registered", ["on the session", "on the class"])
+def test_messages_are_written_after_the_hooks_that_were_there_before(
+    engine: Engine, outbox: Outbox, registered: str
+) -> None:
+    """A hook may take locks: positions must follow them."""
+
+    class Mine(Session):
+        pass
+
+    found: list[Any] = []
+    with Mine(engine) as session:
+        hook = lambda session: found.append(session.scalars(select(outbox.tables.hot.c.payload)).all())  # noqa: E731
+        event.listen(Mine if registered == "on the class" else session, "before_commit", hook)
+        outbox.add(session, "orders", b"1")
+        session.commit()
+    assert found == [[]]
+    assert payloads(engine, outbox) == [b"1"]
+
+
 @pytest.mark.parametrize("when", ["before_flush", "after_flush", "after_flush_postexec"])
 @pytest.mark.parametrize("known", [True, False], ids=["after a message", "as the first message"])
 def test_a_message_added_by_a_flush_hook_is_not_lost(engine: Engine, outbox: Outbox, when: str, known: bool) -> None:

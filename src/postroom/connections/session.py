@@ -80,7 +80,13 @@ class _Collector:
         self._writing = False
         self._written = False
         self._failure: BaseException | None = None
-        event.listen(session, "before_commit", self._before_commit)  # after the hooks that everybody else has
+        self._listens = not _is_last_to_hear(session)
+        if self._listens:
+            event.listen(session, "before_commit", self._write_all)
+
+    def before_commit(self, session: Session) -> None:
+        if not self._listens:
+            self._write_all(session)
 
     def add(self, session: Session, writer: Writer, rows: Sequence[Row]) -> None:
         if self._written and _is_committing(session.get_transaction()):
@@ -90,7 +96,7 @@ class _Collector:
             self._written = False
             self._batches.append(_Batch(_level(session), writer, rows))
 
-    def _before_commit(self, session: Session) -> None:
+    def _write_all(self, session: Session) -> None:
         """Fired for the commit of the transaction, and for the release of each savepoint."""
         if self._writing or not _is_committing(session.get_transaction()):
             return
@@ -176,9 +182,24 @@ def _collector_of(session: Session) -> _Collector | None:
     return getattr(session, _COLLECTOR, None)
 
 
+def _is_last_to_hear(session: Session) -> bool:
+    """Whether the function below comes after the hooks that everybody else has. If not, the collector itself has to
+    listen: what a hook changes is written before the messages are."""
+    *_, last = session.dispatch.before_commit
+    return last is _before_commit
+
+
+# Listening to all sessions at once costs each less than listening to those that add something.
+
+
+@event.listens_for(Session, "before_commit")
+def _before_commit(session: Session) -> None:
+    if (collector := _collector_of(session)) is not None:
+        collector.before_commit(session)
+
+
 @event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
-    """Listening to all sessions at once costs each less than listening to those that add something."""
     if (collector := _collector_of(session)) is not None:
         collector.after_commit(session)
 

@@ -53,7 +53,7 @@ class Statements:
 
     @cached_property
     def insert_hot_and_ring(self) -> Executable:
-        return insert(self._tables.hot).inline().returning(bell.ring(self._tables))
+        return insert(self._tables.hot).inline().values(slot=bell.ringing_slot(self._tables))
 
     def _holders(self, size: int) -> Executable:
         table = self._tables.dedupe
