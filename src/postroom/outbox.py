@@ -26,7 +26,7 @@ from .checks import (
     short,
 )
 from .clock import Clock
-from .connections import function_for
+from .connections import commits, function_for
 from .connections.dialects import ddl
 from .connections.fullness import Limit
 from .connections.procedure import sync_engine
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 Order = Literal["key", "strict"]
 OnFull = Literal["raise", "block"]
 HeadersHook = Callable[[], Mapping[str, str] | None]
+
+commits.listen()
 
 MAX_PAYLOAD = 1024 * 1024
 

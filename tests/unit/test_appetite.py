@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from postroom import Message
-from postroom.relay.appetite import BYTES, DEEP, Appetite
+from postroom.relay.appetite import BYTES, DEEP, FIRST_GUESS, Appetite
 
 MEGABYTE = 1024 * 1024
 
@@ -31,6 +31,16 @@ def test_one_that_is_larger_than_all_that_should_be_read_at_once_is_read_alone()
     assert appetite.rows() == 1
 
 
+def test_before_any_was_seen_few_are_read_and_the_first_that_are_seen_count_at_once() -> None:
+    appetite = Appetite(500)
+    assert appetite.rows() == BYTES // FIRST_GUESS
+    appetite.took(messages(200))
+    assert appetite.rows() == 500
+    other = Appetite(500)
+    other.took(messages(MEGABYTE))
+    assert other.rows() == BYTES // MEGABYTE
+
+
 def test_when_they_are_small_again_they_are_read_by_the_batch_again() -> None:
     appetite = Appetite(100)
     appetite.took(messages(MEGABYTE))
@@ -41,6 +51,7 @@ def test_when_they_are_small_again_they_are_read_by_the_batch_again() -> None:
 
 def test_what_could_not_be_read_is_halved_until_it_can_and_then_doubled() -> None:
     appetite = Appetite(100)
+    appetite.took(messages(200))
     appetite.failed(appetite.rows())
     assert appetite.rows() == 50
     appetite.failed(1)

@@ -104,6 +104,35 @@ def test_no_message_is_to_blame_for_a_destination_that_says_when_to_come_again()
         breaker.succeeded(of_topic("t", "other"))
 
 
+def test_a_message_that_fails_as_the_very_first_after_the_pause_that_was_asked_for_is_to_blame() -> None:
+    """Others got through each time, so it is not the destination that wants to be left alone."""
+    breaker, poison, other = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t"), of_topic("t", "other")
+    for now in (0.0, 10.0):
+        assert not fail(breaker, poison, now, retry_after=5.0)
+        breaker.half_open()
+        assert not breaker.needs_trial(poison), "nobody got through since it failed"
+        breaker.succeeded(other)
+    for now in (20.0, 30.0):  # before each attempt it is charged for
+        breaker.half_open()
+        assert breaker.needs_trial(poison)
+        breaker.succeeded(other)
+        assert not fail(breaker, poison, now, retry_after=5.0), "it came after others"
+        breaker.half_open()
+        breaker.probe = poison.dedupe_id
+        assert fail(breaker, poison, now + 5.0, retry_after=5.0)
+        breaker.half_open()
+        assert not breaker.needs_trial(poison), "nobody got through since"
+        breaker.succeeded(other)
+
+
+def test_a_message_that_fails_as_a_probe_while_nobody_got_through_is_not_to_blame() -> None:
+    breaker, message = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t")
+    breaker.probe = message.dedupe_id
+    for now in range(10):
+        assert not fail(breaker, message, 20.0 * now, retry_after=5.0)
+        breaker.half_open()
+
+
 # --- whose fault it is, by topic
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -306,6 +308,49 @@ def test_messages_are_written_after_the_hooks_that_were_there_before(
         session.commit()
     assert found == [[]]
     assert payloads(engine, outbox) == [b"1"]
+
+
+@pytest.mark.parametrize("added", [0, 1], ids=["used before", "has a message already"])
+def test_so_are_they_after_a_hook_for_all_sessions_that_came_when_a_session_was_in_use(
+    engine: Engine, outbox: Outbox, added: int
+) -> None:
+    class Mine(Session):
+        pass
+
+    found: list[Any] = []
+    with Mine(engine) as session:
+        outbox.add(session, "orders", b"1")
+        if not added:
+            session.commit()
+        event.listen(
+            Mine, "before_commit", lambda session: found.append(len(session.scalars(select(outbox.tables.hot)).all()))
+        )
+        outbox.add(session, "orders", b"2")
+        session.commit()
+    assert found == [1 - added]
+    assert payloads(engine, outbox) == [b"1", b"2"]
+
+
+FIRST_OF_ALL = """
+import sys
+from sqlalchemy import create_engine, event, func, select
+from sqlalchemy.orm import Session
+from postroom import Outbox
+
+outbox, engine = Outbox(), create_engine(sys.argv[1])
+event.listen(Session, "before_commit", lambda session: outbox.add(session, "orders", b"hook"))
+with Session(engine) as session:
+    session.commit()
+with engine.connect() as connection:
+    assert connection.scalar(select(func.count()).select_from(outbox.tables.hot)) == 1
+"""
+
+
+def test_the_very_first_message_of_a_process_may_come_from_a_hook_of_all_sessions(tmp_path: Path) -> None:
+    """A process of its own: whatever is set up at the first message was set up by other tests here."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    done = subprocess.run([sys.executable, "-c", FIRST_OF_ALL, url], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("when", ["before_flush", "after_flush", "after_flush_postexec"])

@@ -247,7 +247,7 @@ def test_a_row_that_is_parked_below_those_that_were_read_is_read_too() -> None:
     lease = Lease(slot=1, owner="me", epoch=7, expires_in=15.0, mark=0)
     plan.own(lease, deadline=100.0, holds=(), gates=(gate,), now=0.0)
     plan.take_parked(gate, 0, [message(10, "other")], 1, 0.0)
-    plan.slots[1].closed_topics["t"].start_parking()
+    plan.slots[1].closed_topics["t"].parking = True
     read(plan, message(5))
     settlement = plan.take_settlement()
     assert settlement is not None
@@ -320,6 +320,26 @@ def test_a_probe_is_of_a_topic_that_has_not_failed_if_there_is_one() -> None:
     outlet.breaker.unavailable(message(99, topic="b"), "no such topic", 0.0, lambda: 0.5, None)
     outlet.breaker.half_open()
     assert [probe.position for probe in plan.next_batch(outlet, 1.0)] == [9]
+
+
+def test_a_probe_is_first_of_all_the_one_that_can_be_judged_in_no_other_way() -> None:
+    plan, outlet = make_plan()
+    own(plan)
+    bad = message(2, "bad")
+    read(plan, message(1, "good"), bad, message(3, "better"))
+    breaker = outlet.breaker
+    for now in (0.0, 10.0):
+        breaker.unavailable(bad, "come again later", now, lambda: 0.5, 1.0)
+        breaker.half_open()
+        breaker.succeeded(message(99))
+    breaker.unavailable(message(98), "come again later", 20.0, lambda: 0.5, 1.0)
+    breaker.half_open()
+    (probe,) = plan.next_batch(outlet, 30.0)
+    assert probe is bad
+    plan.answer(probe, DestinationUnavailable("come again later", retry_after=1.0), 30.0)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert [retry.message.position for retry in settlement.retries] == [2], "it is charged"
 
 
 def test_a_topic_that_is_held_back_is_out_of_memory_until_its_turn() -> None:

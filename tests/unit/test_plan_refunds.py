@@ -286,7 +286,7 @@ def test_a_hold_that_is_not_written_down_yet_is_not_released_by_what_the_databas
     plan.release_holds([hold], 0.0)
     assert plan.held[KEY].status == "dead"
     settle(plan)
-    assert plan.parked_wants() == []
+    assert list(plan.parked_wants()) == []
     plan.release_holds([hold], 0.0)
     assert plan.held[KEY].status == "releasing", "now somebody has decided"
 

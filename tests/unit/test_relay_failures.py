@@ -264,14 +264,17 @@ async def test_a_broken_destination_delays_only_itself(shop: Shop) -> None:
     assert (report.delivered, report.pending, report.dead) == (30, 30, 0)
 
 
-async def test_a_poison_message_that_looks_like_an_outage_is_charged_and_dies(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    "failure", [ConnectionError("it crashes the broker's parser"), DestinationUnavailable("later", retry_after=0.003)]
+)
+async def test_a_poison_message_that_looks_like_an_outage_is_charged_and_dies(shop: Shop, failure: Exception) -> None:
     poison = shop.add(key="poison")
     for number in range(40):
         shop.add(key=f"k{number}")
 
     def publish(message: Message) -> None:
         if message.id == poison.id:
-            raise ConnectionError("it crashes the broker's parser")
+            raise failure
         shop.arrived.append(message)
 
     async with shop.relay(publish, breaker_initial="2ms", breaker_cap="4ms", retry="steps 0s 0s") as relay:

@@ -21,14 +21,13 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from ..errors import ConfigurationError, NoTransactionError, StoreError
 from . import sqlalchemy as on_connection
+from .commits import COLLECTOR, collector_of, is_last_to_hear
 from .procedure import Clerk
 from .writer import Row, Writer
 
 What = TypeVar("What")
 T = TypeVar("T")
 
-_COLLECTOR = "_postroom_collector"
-"""The attribute in which a session keeps its own. Its `info` is the application's, to clear, copy and share."""
 _MOST_FLUSHES = 100
 
 
@@ -80,8 +79,13 @@ class _Collector:
         self._writing = False
         self._written = False
         self._failure: BaseException | None = None
-        self._listens = not _is_last_to_hear(session)
-        if self._listens:
+        self._listens = False
+        self._listen(session)
+
+    def _listen(self, session: Session) -> None:
+        """By ourselves, if others have hooks that come after the one for all sessions."""
+        if not self._listens and not is_last_to_hear(session):
+            self._listens = True
             event.listen(session, "before_commit", self._write_all)
 
     def before_commit(self, session: Session) -> None:
@@ -94,7 +98,10 @@ class _Collector:
         else:
             # If written before: that commit failed, and the transaction goes on until the next one.
             self._written = False
-            self._batches.append(_Batch(_level(session), writer, rows))
+            level = _level(session)
+            if not _is_any_committing(level):
+                self._listen(session)
+            self._batches.append(_Batch(level, writer, rows))
 
     def _write_all(self, session: Session) -> None:
         """Fired for the commit of the transaction, and for the release of each savepoint."""
@@ -162,7 +169,7 @@ class _Collector:
 
 
 def _add(session: Session, writer: Writer, rows: Sequence[Row]) -> None:
-    collector = _collector_of(session)
+    collector: _Collector | None = collector_of(session)
     level = _level(session)
     if not level.is_active:
         # Prepared, committed, or failed and waiting for rollback: SQLAlchemy says which.
@@ -174,40 +181,8 @@ def _add(session: Session, writer: Writer, rows: Sequence[Row]) -> None:
         _write_now(session, writer, rows)
     else:
         collector = _Collector(session)
-        setattr(session, _COLLECTOR, collector)
+        setattr(session, COLLECTOR, collector)
         collector.add(session, writer, rows)
-
-
-def _collector_of(session: Session) -> _Collector | None:
-    return getattr(session, _COLLECTOR, None)
-
-
-def _is_last_to_hear(session: Session) -> bool:
-    """Whether the function below comes after the hooks that everybody else has. If not, the collector itself has to
-    listen: what a hook changes is written before the messages are."""
-    *_, last = session.dispatch.before_commit
-    return last is _before_commit
-
-
-# Listening to all sessions at once costs each less than listening to those that add something.
-
-
-@event.listens_for(Session, "before_commit")
-def _before_commit(session: Session) -> None:
-    if (collector := _collector_of(session)) is not None:
-        collector.before_commit(session)
-
-
-@event.listens_for(Session, "after_commit")
-def _after_commit(session: Session) -> None:
-    if (collector := _collector_of(session)) is not None:
-        collector.after_commit(session)
-
-
-@event.listens_for(Session, "after_transaction_end")
-def _after_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    if (collector := _collector_of(session)) is not None:
-        collector.after_transaction_end(session, transaction)
 
 
 def _write_now(session: Session, writer: Writer, rows: Sequence[Row]) -> None:

@@ -12,8 +12,8 @@ DEEP = 2
 BYTES = 16 * 1024 * 1024
 """Of payloads in one read. It has to be over before its time-out, on a slow network too."""
 
-FIRST_GUESS = 64 * 1024
-"""Bytes of a payload, before any was seen."""
+FIRST_GUESS = 256 * 1024
+"""Bytes of a payload, before any was seen: a quarter of what an outbox takes unless it is told otherwise."""
 
 
 class Appetite:
@@ -22,7 +22,7 @@ class Appetite:
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._average = float(FIRST_GUESS)
+        self._average: float | None = None
         self._most = DEEP * batch_size
         """Since reads failed."""
         self.window = 2 * self._light(batch_size)
@@ -36,11 +36,13 @@ class Appetite:
         self._most = min(2 * self._most, DEEP * self._batch_size)
         if messages:
             average = sum(len(message.payload) for message in messages) / len(messages)
-            self._average = max(average, (self._average + average) / 2)
+            before = average if self._average is None else self._average
+            self._average = max(average, (before + average) / 2)
             self.window = 2 * self._light(self._batch_size)
 
     def failed(self, rows: int) -> None:
         self._most = max(1, rows // 2)
 
     def _light(self, rows: int) -> int:
-        return max(1, min(rows, int(BYTES / max(1.0, self._average))))
+        size = FIRST_GUESS if self._average is None else max(1.0, self._average)
+        return max(1, min(rows, int(BYTES / size)))

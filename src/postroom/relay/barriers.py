@@ -77,7 +77,7 @@ class Barriers(Memory):
         """All that was parked has been read."""
         if isinstance(barrier, ClosedTopic):
             barrier.parked = False
-            self._catch_up(barrier, self.slots[barrier.name.slot])
+            self._meet_again(barrier, self.slots[barrier.name.slot])
         elif (barrier.name.topic, barrier.name.key) not in self._lanes:
             self._release(barrier)
 
@@ -104,8 +104,7 @@ class Barriers(Memory):
         self._draining.pop(name, None)
         slot = self.slots.get(name.slot)
         if slot is not None:
-            slot.skipped = max(0, slot.skipped - held.skipped)
-            slot.rewind(held.skipped_from)
+            self._meet_again(held, slot)
 
     def _skip(self, barrier: HeldKey | ClosedTopic, message: Message, slot: Slot, now: float) -> None:
         if barrier.parking or self._claims_rows:
@@ -113,8 +112,8 @@ class Barriers(Memory):
             return
         slot.skipped += barrier.skip(message.position)
         if isinstance(barrier, HeldKey) and barrier.lasts(now) and self._are_many(barrier, slot):
-            slot.skipped = max(0, slot.skipped - barrier.skipped)
-            slot.rewind(barrier.start_parking())
+            barrier.parking = True
+            self._meet_again(barrier, slot)
             if (closed := slot.closed_topics.get(message.topic)) is not None:
                 slot.rewind(closed.skipped_from)  # among those may be some of this key
 
@@ -158,23 +157,23 @@ class Barriers(Memory):
 
     def _tend_topic(self, slot: Slot, closed: ClosedTopic, now: float) -> None:
         topic = closed.name.topic
-        if self._is_paused(topic) or not self._has_room(topic) or self._is_broken(topic):
+        if self._is_paused(topic) or not self._has_room(topic) or self._is_broken(closed):
             closed.open = False
             if not closed.parking and closed.skipped > self._settings.batch_size // 2 and closed.lasts(now):
                 self._start_parking_topic(closed, slot)
         elif not closed.open:
-            closed.open = True
+            closed.open, closed.parking = True, False
             if closed.parked:
                 closed.start_draining()
             else:
-                self._catch_up(closed, slot)
+                self._meet_again(closed, slot)
         elif not closed.parked and closed.skipped_from is None and not slot.full and not slot.stale:
             del slot.closed_topics[topic]
 
-    def _is_broken(self, topic: str) -> bool:
-        """Its destination is tripped, and there is something in memory to probe it with."""
-        outlet = self._route(topic)
-        return outlet.breaker.state != "closed" and outlet.in_memory > 0
+    def _is_broken(self, closed: ClosedTopic) -> bool:
+        """Its destination is tripped, and there is something in memory to probe it with, or comes from parked."""
+        outlet = self._route(closed.name.topic)
+        return outlet.breaker.state != "closed" and (outlet.in_memory > 0 or closed.parking)
 
     def _start_parking_topic(self, closed: ClosedTopic, slot: Slot) -> None:
         """Parked rows of a key go before its hot ones, so nothing of the topic may be left in memory from there."""
@@ -184,11 +183,13 @@ class Barriers(Memory):
             return
         for lane in lanes:
             self._drop_waiting(lane)
-        slot.rewind(closed.start_parking())
+        closed.parking = True
+        self._meet_again(closed, slot)
 
-    def _catch_up(self, barrier: HeldKey | ClosedTopic, slot: Slot) -> None:
-        slot.rewind(barrier.skipped_from)
-        barrier.skipped_from, barrier.skipped = None, 0
+    def _meet_again(self, barrier: HeldKey | ClosedTopic, slot: Slot) -> None:
+        """Read what was skipped once more."""
+        slot.skipped = max(0, slot.skipped - barrier.skipped)
+        slot.rewind(barrier.forget_skipped())
 
     def _unpaused_topics(self) -> list[ClosedTopic]:
         """Their parked rows come into memory even while the destination is tripped: something must be there to probe

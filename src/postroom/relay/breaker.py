@@ -38,6 +38,14 @@ class Suspicion:
     successes: int
     of_topic: int
     """Those of its own topic."""
+    asked: bool = False
+    """The last failure said when to come again."""
+
+    @property
+    def needs_trial(self) -> bool:
+        """The next strike charges it, and only one failure can be that: as the very first after the pause that was
+        asked for. Any later one may have been told to wait because of those before it."""
+        return self.asked and self.strikes >= STRIKES - 1
 
 
 @dataclass(slots=True)
@@ -85,6 +93,8 @@ class Breaker:
     allowance: float = float("inf")
     prober: object = None
     """Whose probe is out, of all who share this breaker."""
+    probe: str | None = None
+    """Which message it is."""
     suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
     of_topic: dict[str, int] = field(default_factory=dict[str, int])
     """Successes of each topic that has a suspect."""
@@ -130,8 +140,11 @@ class Breaker:
         self, message: Message, error: str, now: float, random: Callable[[], float], retry_after: float | None
     ) -> bool:
         """Note that the destination could not be reached with this message; True if the message itself is to blame."""
-        others_succeeded = self.of_topic.get(message.topic, 0) > self._seen(message).of_topic
-        if self._suspect(message, others_succeeded and retry_after is None):  # else it says itself that it is its own
+        seen = self._seen(message)
+        others_succeeded = self.of_topic.get(message.topic, 0) > seen.of_topic
+        seen.asked = retry_after is not None
+        is_probe = self.state == "half-open" and self.probe == message.dedupe_id
+        if self._suspect(message, seen, others_succeeded and (is_probe or not seen.needs_trial)):
             return True
         if not self._hold_back(message.topic, error, now, random, retry_after) or self.state == "half-open":
             self._trip(error, now, random, retry_after)
@@ -160,7 +173,8 @@ class Breaker:
     def give_back(self) -> None:
         """All of the streak. Whoever is given back again and again, while others succeed in between, is suspected."""
         for id, (_, failure) in self.streak.items():
-            self._suspect(failure.message, self.successes > self._seen(failure.message).successes)
+            seen = self._seen(failure.message)
+            self._suspect(failure.message, seen, self.successes > seen.successes)
             _remember(self.given_back, id, failure)
         self.streak.clear()
 
@@ -174,14 +188,22 @@ class Breaker:
     def is_suspected(self, message: Message) -> bool:
         return bool(self.suspects) and message.dedupe_id in self.suspects
 
+    def needs_trial(self, message: Message) -> bool:
+        """Whether it should be the next probe, to find out if it is to blame: others got through since it failed."""
+        suspicion = self.suspects.get(message.dedupe_id)
+        return (
+            suspicion is not None
+            and suspicion.needs_trial
+            and self.of_topic.get(message.topic, 0) > suspicion.of_topic
+        )
+
     def _seen(self, message: Message) -> Suspicion:
         """What there was when it failed the last time; if it never did, what there is."""
         known = self.suspects.get(message.dedupe_id)
         return known or Suspicion(1, self.successes, self.of_topic.setdefault(message.topic, 0))
 
-    def _suspect(self, message: Message, others_succeeded: bool) -> bool:
+    def _suspect(self, message: Message, suspicion: Suspicion, others_succeeded: bool) -> bool:
         """Note that a failure of it seemed to be the destination's; True if it is one strike too many."""
-        suspicion = self._seen(message)
         _remember(self.suspects, message.dedupe_id, suspicion)
         if not others_succeeded:
             return False

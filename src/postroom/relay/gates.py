@@ -40,9 +40,9 @@ class Barrier:
         self.skipped += 1
         return True
 
-    def start_parking(self) -> int | None:
-        """From now on rows are parked; returns where to read again, so that those skipped are met once more."""
-        first, self.parking, self.skipped_from = self.skipped_from, True, None
+    def forget_skipped(self) -> int | None:
+        """Those that were skipped are met again; returns from where on."""
+        first, self.skipped_from, self.skipped_to, self.skipped = self.skipped_from, None, 0, 0
         return first
 
     def can_be_drained(self) -> bool:

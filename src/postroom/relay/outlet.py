@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..message import Message
@@ -144,15 +144,15 @@ class Outlet:
         takes them one by one, the last of many small ones would wait too long."""
         return self.flying_lanes >= batch_size // 4 or self.flying_lanes >= room // 4 > len(self.ready)
 
-    def sent(self, count: int) -> None:
-        self.unanswered += count
+    def sent(self, messages: Sequence[Message]) -> None:
+        self.unanswered += len(messages)
         self.calls += 1
         if self.breaker.state == "half-open":
-            self.breaker.prober = self
+            self.breaker.prober, self.breaker.probe = self, messages[0].dedupe_id
         if self.room is not None:
             self.room.take()
         if self.rate is not None:
-            self.rate.take(count)
+            self.rate.take(len(messages))
 
     def call_ended(self, now: float) -> None:
         self.calls -= 1

@@ -84,16 +84,19 @@ class Plan(Reading):
             self._queue(lane)
         if batch:
             batch.sort(key=by_position)
-            outlet.sent(len(batch))
+            outlet.sent(batch)
         return batch
 
     def _choose_probe(self, outlet: Outlet) -> None:
         """Probe with a message that has not failed yet, of a topic that has not: neither bad ones nor a topic that is
-        missing must keep the breaker from closing."""
+        missing must keep the breaker from closing. But first with one that can be judged in no other way."""
         breaker = outlet.breaker
-        best = min(
-            outlet.ready, key=lambda lane: (lane.topic in breaker.failing, breaker.is_suspected(lane.waiting[0]))
-        )
+
+        def rank(lane: Lane) -> tuple[bool, bool, bool]:
+            first = lane.waiting[0]
+            return not breaker.needs_trial(first), lane.topic in breaker.failing, breaker.is_suspected(first)
+
+        best = min(outlet.ready, key=rank)
         outlet.ready.remove(best)
         outlet.ready.appendleft(best)
 

@@ -250,12 +250,13 @@ class Pump:
             self.is_reading = False
 
     async def _fetch_parked(self) -> bool:
-        wanted = self.plan.parked_wants()
-        for gate, after, limit in wanted:
+        did = False
+        for gate, after, limit in self.plan.parked_wants():
+            did = True
             with self._reading(limit):
                 messages = await self._store.fetch_parked(gate, after, limit)
             self.plan.take_parked(gate, after, messages, limit, self._clock.monotonic())
-        return bool(wanted)
+        return did
 
     async def _fetch_heads(self) -> bool:
         heads = self.plan.due_heads(self._clock.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..message import Message
@@ -98,7 +98,8 @@ class Reading(Verdicts):
             held.trying = False
             self._await_due(held)
 
-    def take_heads(self, asked: Sequence[HeldKey], messages: Iterable[Message], now: float) -> None:
+    def take_heads(self, asked: Sequence[HeldKey], messages: Sequence[Message], now: float) -> None:
+        self._appetite.took(messages)
         found = {message.position: message for message in messages}
         for held in asked:
             if not self._is_current(held):
@@ -118,19 +119,15 @@ class Reading(Verdicts):
                 message.attempt = held.attempts + 1
                 self._enter(message, self.slots[message.slot], *self._topic(message))
 
-    def parked_wants(self) -> list[tuple[Gate, int, int]]:
-        """Which parked rows to read: (gate, after, limit)."""
-        size = self._appetite.rows()
-        barriers = [*self._draining.values(), *self._unpaused_topics()]
-        return [
-            (barrier.name, barrier.cursor, size)
-            for barrier in barriers
-            if barrier.can_be_drained()
-            and not self._is_paused(barrier.name.topic)
-            and self._has_room(barrier.name.topic)
-        ]
+    def parked_wants(self) -> Iterator[tuple[Gate, int, int]]:
+        """Which parked rows to read: (gate, after, limit), each as it is when those before it were taken in."""
+        for barrier in [*self._draining.values(), *self._unpaused_topics()]:
+            topic = barrier.name.topic
+            if barrier.can_be_drained() and not self._is_paused(topic) and self._has_room(topic):
+                yield barrier.name, barrier.cursor, self._appetite.rows()
 
     def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
+        self._appetite.took(messages)
         slot = self.slots.get(gate.slot)
         barrier = self._barrier(gate)
         if slot is None or barrier is None or slot.leaving or self._is_paused(gate.topic):
