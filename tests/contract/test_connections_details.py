@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from postroom.connections.writer import WORTH_A_STATEMENT
 from postroom.errors import NoTransactionError, TablesMissing, UnsupportedConnection
 from postroom.inbox import Inbox
 from postroom.message import Message
@@ -107,6 +108,21 @@ def test_a_bell_that_is_missing_is_looked_for_again_after_a_minute(engine: Engin
     with engine.begin() as connection:
         outbox.add(connection, "orders")
     assert seen == ["bell", "bell"]
+
+
+@pytest.mark.parametrize(("size", "ringing"), [(WORTH_A_STATEMENT + 3, WORTH_A_STATEMENT + 3), (300, 4)])
+def test_of_a_large_batch_each_slot_rings_once_and_the_order_of_its_keys_is_kept(
+    engine: Engine, size: int, ringing: int
+) -> None:
+    outbox, rung = Outbox(), list[int]()
+    outbox.create_tables(engine)
+    event.listen(engine, "before_cursor_execute", lambda *args: rung.append(args[2].count("pg_notify")))
+    with engine.begin() as connection:
+        outbox.add_many(connection, [Message(topic="t", payload=b"%d" % n, key=f"k{n % 4}") for n in range(size)])
+    assert sum(rung) == ringing, "four keys, each in a slot of its own"
+    written = [int(payload) for payload in payloads(engine, outbox)]
+    for key in range(4):
+        assert [number for number in written if number % 4 == key] == list(range(key, size, 4))
 
 
 def test_tables_that_vanish_are_missed_once_and_then_made_again(engine: Engine) -> None:

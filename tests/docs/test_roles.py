@@ -16,7 +16,18 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from postroom import Desk, DestinationUnavailable, Inbox, Message, MessageRejected, Outbox, Received, Relay
+from postroom import (
+    Desk,
+    DestinationUnavailable,
+    Inbox,
+    Message,
+    MessageRejected,
+    Outbox,
+    Received,
+    Relay,
+    StoreError,
+    TablesMissing,
+)
 from postroom.ports import Store
 from postroom.relay.wiring import store_for
 from postroom.stores.inbox_schema import define_inbox_tables
@@ -27,6 +38,7 @@ from .clients import DRIVERS, SERVERS, SqlError, run_sql
 from .markdown import ROOT, blocks
 
 PAGE = (ROOT / "docs/how-to/roles.md").read_text(encoding="utf-8")
+WRITE_FROM_SQL = (ROOT / "docs/how-to/write-from-sql.md").read_text(encoding="utf-8")
 ROLES = ("postroom_owner", "postroom_relay", "postroom_operator", "shop", "billing")
 TABLES = [table.name for table in (*define_tables().all(), *define_inbox_tables().all())]
 
@@ -41,7 +53,9 @@ class Place:
 
     def sql(self, number: int) -> str:
         text = [block.text for block in blocks(PAGE) if block.info == f"sql {self.kind}"][number]
-        text = text.replace("shop.", f"`{make_url(self.administrator).database}`.")
+        return self.named(text.replace("shop.", f"`{make_url(self.administrator).database}`."))
+
+    def named(self, text: str) -> str:
         return re.sub(rf"\b({'|'.join(ROLES)})\b", rf"\1_{self.mark}", text)
 
     def url(self, role: str) -> str:
@@ -194,7 +208,29 @@ async def test_the_application_can_ring_and_the_relay_can_hear(place: Place) -> 
         listener.execute(f"LISTEN {bell_channel(define_tables())}".encode())
         write(place)
         assert list(listener.notifies(timeout=60, stop_after=1))
+    (by_hand,) = [block.text for block in blocks(WRITE_FROM_SQL) if "pg_notify" in block.text]
+    assert place.may("shop", by_hand)
     assert not place.may("shop", "SELECT setval('postroom_bell', 0);")
+
+
+@pytest.mark.parametrize("place", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("loss", ["REVOKE SELECT ON SEQUENCE postroom_bell FROM shop", "DROP SEQUENCE postroom_bell"])
+def test_an_application_that_may_not_ring_any_more_is_told_so_once(place: Place, loss: str) -> None:
+    """Its connection knew a bell. The error says what to do, and the transaction that is tried again does not ring."""
+    outbox = Outbox(create_tables=False)
+    engine = create_engine(make_url(place.url("shop")).set(drivername=DRIVERS[place.kind]))
+
+    def add() -> None:
+        with engine.begin() as connection:
+            outbox.add(connection, "orders", {})
+
+    add()
+    run_sql(place.administrator, place.named(f"{loss};"))
+    with pytest.raises(StoreError, match=r"the doorbell of outbox .* try again") as caught:
+        add()
+    assert not isinstance(caught.value, TablesMissing)
+    add()
+    engine.dispose()
 
 
 def test_the_application_can_only_add(place: Place) -> None:

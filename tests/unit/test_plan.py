@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from postroom.errors import DestinationUnavailable, NotAttempted
 from postroom.message import Message
 from postroom.ports import NO_LIMIT, Features, Fetched, Gate, Hold, Lease, Settled
+from postroom.relay import appetite
 from postroom.relay.breaker import Breaker
 from postroom.relay.outlet import Outlet, Rate
 from postroom.relay.plan import Plan
@@ -17,18 +19,22 @@ from postroom.settings import Settings
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def make_plan(breaker: Breaker | None = None, rate: Rate | None = None, **settings: object) -> tuple[Plan, Outlet]:
-    """Give the breaker or the rate of another, and they are two pumps of one relay."""
+def make_plan(
+    breaker: Breaker | None = None, rate: Rate | None = None, *, others: bool = False, **settings: object
+) -> tuple[Plan, Outlet]:
+    """Give the breaker or the rate of another, and they are two pumps of one relay. `others`: than this destination
+    there is one that nothing is for."""
     outlet = Outlet(
         name="out",
         features=Features(ordered=True),
         breaker=breaker or Breaker(initial=1.0, cap=60.0, trip_after=5),
         rate=rate,
     )
+    idle = Outlet(name="idle", features=Features(), breaker=Breaker(initial=1.0, cap=60.0, trip_after=5))
     plan = Plan(
         relay="me",
         settings=Settings.of(**settings),
-        outlets=[outlet],
+        outlets=[outlet, *([idle] if others else [])],
         route=lambda topic: outlet,
         random=lambda: 0.5,
         publish_timeout=5.0,
@@ -255,6 +261,66 @@ def test_a_row_that_is_parked_below_those_that_were_read_is_read_too() -> None:
     plan.settled(settlement, Settled(), 0.0)
     ((_, after, _),) = plan.parked_wants()
     assert after < 5
+
+
+def releasing(*keys: str) -> tuple[Hold, ...]:
+    """Of keys that may go on with what is parked."""
+    hold = Hold(
+        slot=1, topic="t", key="", message_id="id", position=1, attempts=1, status="releasing", due_in=None, error=""
+    )  # fmt: skip
+    return tuple(replace(hold, key=key) for key in keys)
+
+
+def test_parked_rows_are_read_while_there_is_room_and_no_longer() -> None:
+    plan, _ = make_plan(batch_size=2)
+    own(plan, holds=releasing("a", "b", "c", "d"))
+    asked: list[str | None] = []
+    for gate, after, limit in plan.parked_wants():
+        position = 10 * len(asked) + 1
+        rows = [message(position, gate.key), message(position + 1, gate.key)]
+        plan.take_parked(gate, after, rows, limit, 0.0)
+        asked.append(gate.key)
+    assert asked == ["a", "b"]
+
+
+def test_the_size_of_parked_rows_is_learnt() -> None:
+    plan, _ = make_plan(batch_size=100)
+    own(plan, holds=releasing("a", "b"))
+    limits: list[int] = []
+    for gate, after, limit in plan.parked_wants():
+        limits.append(limit)
+        large = Message(topic="t", payload=bytes(appetite.BYTES // 4), key=gate.key, position=len(limits), slot=1)
+        plan.take_parked(gate, after, [large], limit, 0.0)
+    assert limits == [64, 4]
+
+
+def test_what_waits_for_a_destination_that_is_down_is_parked_however_little_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Large messages: memory is full of a few, and no read brings half a batch of those behind them."""
+    monkeypatch.setattr(appetite, "BYTES", 3)
+    monkeypatch.setattr(appetite, "FIRST_GUESS", 1)
+    plan, outlet = make_plan(batch_size=100, others=True)
+    own(plan)
+    hot = [message(number, f"k{number % 7}") for number in range(1, 301)]
+    for now in range(60):
+        if outlet.breaker.probe_due(now):
+            outlet.breaker.half_open()
+        for sent in plan.next_batch(outlet, now):
+            plan.answer(sent, DestinationUnavailable("down"), now)
+        plan.call_ended(outlet, now)
+        plan.expect_news([1])
+        for _ in range(200):
+            if (wanted := plan.wants(now)) is None:
+                break
+            (asked,), limit = wanted
+            rows = [row for row in hot if row.position > asked.after][: min(limit, asked.limit)]
+            plan.take(wanted, Fetched(rows, NO_LIMIT, NOW), now)
+            if settlement := plan.take_settlement():
+                parked = {row.position for _, row in settlement.parked}
+                hot = [row for row in hot if row.position not in parked]
+                plan.settled(settlement, Settled(), now)
+    assert len(hot) < 10
 
 
 def test_a_turn_to_probe_that_comes_after_a_success_closes_nothing_again() -> None:

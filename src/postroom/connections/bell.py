@@ -36,6 +36,10 @@ ASK_AGAIN = 60.0
 """Seconds until a bell that was not there is looked for again."""
 
 
+LOST = {"42P01", "42501"}
+"""Undefined table, insufficient privilege."""
+
+
 def ringing_slot(tables: Tables) -> ColumnElement[Any]:
     """The value of `slot` in VALUES: that number, whose owner is notified if it sleeps. Notifying gives nothing, whose
     length is added. RETURNING would read better, but costs a result for each insert, and the right to read."""
@@ -55,6 +59,12 @@ def look(tables: Tables) -> Executable:
     may_read = literal_column("'SELECT'", Text)
     can_ring = func.has_sequence_privilege(bell, may_read)
     return select(hot.is_not(None), func.coalesce(can_ring, false()), func.coalesce(is_older(hot), true()))
+
+
+def was_lost(tables: Tables, error: BaseException) -> bool:
+    """Whether it says that the bell is missing, or that we may not read it; when it was looked for we could."""
+    states = {getattr(error, "sqlstate", None), getattr(error, "pgcode", None)}
+    return not states.isdisjoint(LOST) and tables.bell.name in str(error)
 
 
 class Sight(NamedTuple):

@@ -12,10 +12,11 @@ from typing import Any
 from sqlalchemy import Engine
 
 from ..clock import Clock
-from ..errors import TablesMissing
+from ..errors import StoreError, TablesMissing
 from ..message import Message
 from ..stores.pending import Sample
 from ..stores.schema import Tables
+from . import bell
 from .bell import Memory
 from .dialects import Dialect, create_missing, dialect_named
 from .fullness import Fullness, Limit
@@ -23,6 +24,9 @@ from .procedure import Pause, Procedure, Rows, Step, Values
 from .statements import Statements, in_pieces
 
 logger = logging.getLogger("postroom.outbox")
+
+WORTH_A_STATEMENT = 32
+"""So many rows that ring, and need not, take longer than to insert them by a statement of their own."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -114,11 +118,15 @@ class Writer:
         """
         dialect = dialect_named(dialect_name)
         statements = self._statements_for(dialect_name)
+        rings = False
         try:
             rings = dialect.asks_first and (yield from self._look(statements, dialect_name, connection))
             yield from self._admit(statements, dialect, connection if place is None else place)
             yield from self._write(rows, statements, rings)
         except Exception as error:
+            if rings and bell.was_lost(self.tables, _cause(error)):
+                self._memory.forget(connection)
+                raise self._bell_gone() from error
             if not self._is_about_tables(error, dialect):
                 raise
             if dialect.asks_first:
@@ -171,18 +179,18 @@ class Writer:
         known = self._memory.bell_of(connection)
         if known is not None:
             return known
-        ((tables, bell, was_before),) = yield Step(statements.look, returns=True)
+        ((tables, can_ring, was_before),) = yield Step(statements.look, returns=True)
         if not tables:
             if not self.create_tables:
                 raise self._tables_missing()
             yield from self.creation(dialect_name)
         elif was_before:
-            self._memory.remember(connection, bell)
-        return bell
+            self._memory.remember(connection, can_ring)
+        return can_ring
 
     def _is_about_tables(self, error: Exception, dialect: Dialect) -> bool:
         """Whether it says that one of ours is missing: an application's trigger may lack one of its own."""
-        cause: BaseException = getattr(error, "orig", None) or error
+        cause = _cause(error)
         return dialect.lacks_table(cause) and self.tables.prefix.lower() in str(cause).lower()
 
     def _statements_for(self, dialect_name: str) -> Statements:
@@ -197,11 +205,10 @@ class Writer:
         if self.strict:
             yield from self._number(rows, statements)
         now = self.clock.now() if self.clock else None
-        insert_hot = statements.insert_hot_and_ring if rings else statements.insert_hot
-        if hot := [_columns(row, now) for row in rows if not row.is_later and not row.message.replays]:
-            yield Step(insert_hot, hot)
-        if again := [{**_columns(row, now), "replays": row.message.replays} for row in rows if row.message.replays]:
-            yield Step(insert_hot, again)
+        hot = [_columns(row, now) for row in rows if not row.is_later and not row.message.replays]
+        again = [{**_columns(row, now), "replays": row.message.replays} for row in rows if row.message.replays]
+        for columns in (hot, again):
+            yield from _insert(columns, statements, rings)
         if later := [{**_columns(row, now), **_due(row, now)} for row in rows if row.is_later]:
             yield Step(statements.insert_later, later)
         if claims := [_claim_of(row) for row in rows if row.message.duplicate is False and row.token != row.message.id]:
@@ -253,11 +260,36 @@ class Writer:
         """Milliseconds: a counter made anew has a later one."""
         return int((self.clock.now().timestamp() if self.clock else time.time()) * 1000)
 
+    def _bell_gone(self) -> StoreError:
+        return StoreError(
+            f"the doorbell of outbox {self.name!r} (the sequence {self.tables.bell.name}) was dropped or cannot be "
+            "read any more: roll this transaction back and try again; the next one will not ring. To ring again, "
+            "create the sequence with `postroom init`, or GRANT SELECT on it"
+        )
+
     def _tables_missing(self) -> TablesMissing:
         return TablesMissing(
             f"the tables of outbox {self.name!r} ({self.tables.hot.fullname} and its siblings) are not in this "
             "database; create them with `postroom init` or `outbox.create_tables(engine)`"
         )
+
+
+def _insert(rows: Sequence[Values], statements: Statements, rings: bool) -> Generator[Step, Rows, None]:
+    """To ring costs more than the row itself, and once for each slot is enough. Within a slot the order is kept."""
+    if rings:
+        firsts = {row["slot"]: number for number, row in reversed(list(enumerate(rows)))}.values()
+        rest = set(range(len(rows))).difference(firsts)
+        if len(rest) < WORTH_A_STATEMENT:
+            rest = set[int]()
+        if ringing := [row for number, row in enumerate(rows) if number not in rest]:
+            yield Step(statements.insert_hot_and_ring, ringing)
+        rows = [rows[number] for number in sorted(rest)]
+    if rows:
+        yield Step(statements.insert_hot, rows)
+
+
+def _cause(error: Exception) -> BaseException:
+    return getattr(error, "orig", None) or error
 
 
 def _is_duplicate(row: Row, claims: Mapping[str, Row], holders: Mapping[str, str]) -> bool:

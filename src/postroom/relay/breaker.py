@@ -192,9 +192,7 @@ class Breaker:
         """Whether it should be the next probe, to find out if it is to blame: others got through since it failed."""
         suspicion = self.suspects.get(message.dedupe_id)
         return (
-            suspicion is not None
-            and suspicion.needs_trial
-            and self.of_topic.get(message.topic, 0) > suspicion.of_topic
+            suspicion is not None and suspicion.needs_trial and self.of_topic.get(message.topic, 0) > suspicion.of_topic
         )
 
     def _seen(self, message: Message) -> Suspicion:
