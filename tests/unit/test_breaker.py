@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from postroom.message import Message
@@ -107,22 +109,24 @@ def test_no_message_is_to_blame_for_a_destination_that_says_when_to_come_again()
 def test_a_message_that_fails_as_the_very_first_after_the_pause_that_was_asked_for_is_to_blame() -> None:
     """Others got through each time, so it is not the destination that wants to be left alone."""
     breaker, poison, other = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t"), of_topic("t", "other")
-    for now in (0.0, 10.0):
-        assert not fail(breaker, poison, now, retry_after=5.0)
-        breaker.half_open()
-        assert not breaker.needs_trial(poison), "nobody got through since it failed"
-        breaker.succeeded(other)
-    for now in (20.0, 30.0):  # before each attempt it is charged for
-        breaker.half_open()
-        assert breaker.needs_trial(poison)
-        breaker.succeeded(other)
-        assert not fail(breaker, poison, now, retry_after=5.0), "it came after others"
-        breaker.half_open()
-        breaker.probe = poison.dedupe_id
-        assert fail(breaker, poison, now + 5.0, retry_after=5.0)
-        breaker.half_open()
-        assert not breaker.needs_trial(poison), "nobody got through since"
-        breaker.succeeded(other)
+    moments = count(0, 10)
+    for _ in range(2):  # each attempt that it is charged for is found out in the same way
+        for _ in range(2):
+            assert not fail(breaker, poison, next(moments), retry_after=5.0)
+            breaker.half_open()
+            assert not breaker.needs_trial(poison), "nobody got through since it failed"
+            breaker.succeeded(other)
+        for charged in (False, False, True):
+            assert breaker.needs_trial(poison)
+            assert breaker.has_trials()
+            assert not fail(breaker, poison, next(moments), retry_after=5.0), "it came after others"
+            breaker.half_open()
+            breaker.probe, now = poison.dedupe_id, next(moments)
+            assert fail(breaker, poison, now, retry_after=5.0) is charged
+            assert (breaker.state, breaker.until) == ("tripped", now + 5.0), "what was asked for is obeyed all the same"
+            assert not breaker.has_trials()
+            breaker.half_open()
+            breaker.succeeded(other)
 
 
 def test_a_message_that_fails_as_a_probe_while_nobody_got_through_is_not_to_blame() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 
 import pytest
 
@@ -271,16 +272,21 @@ def releasing(*keys: str) -> tuple[Hold, ...]:
     return tuple(replace(hold, key=key) for key in keys)
 
 
-def test_parked_rows_are_read_while_there_is_room_and_no_longer() -> None:
-    plan, _ = make_plan(batch_size=2)
-    own(plan, holds=releasing("a", "b", "c", "d"))
-    asked: list[str | None] = []
-    for gate, after, limit in plan.parked_wants():
-        position = 10 * len(asked) + 1
-        rows = [message(position, gate.key), message(position + 1, gate.key)]
-        plan.take_parked(gate, after, rows, limit, 0.0)
-        asked.append(gate.key)
-    assert asked == ["a", "b"]
+def test_parked_rows_are_read_in_turn_and_while_there_is_room() -> None:
+    """Else the first of many keys would be read to their ends before the others begin."""
+    plan, outlet = make_plan(batch_size=2)
+    own(plan, holds=releasing(*"abcdef"))
+    positions = count(1)
+    for expected in ("abcd", "efab", "cdef"):
+        asked: list[str | None] = []
+        for gate, after, limit in plan.parked_wants():
+            rows = [message(next(positions), gate.key) for _ in range(limit)]
+            plan.take_parked(gate, after, rows, limit, 0.0)
+            asked.append(gate.key)
+        assert asked == [*expected]
+        while batch := plan.next_batch(outlet, 0.0):
+            plan.delivered(outlet, batch, 0.0)
+            plan.call_ended(outlet, 0.0)
 
 
 def test_the_size_of_parked_rows_is_learnt() -> None:
@@ -291,7 +297,7 @@ def test_the_size_of_parked_rows_is_learnt() -> None:
         limits.append(limit)
         large = Message(topic="t", payload=bytes(appetite.BYTES // 4), key=gate.key, position=len(limits), slot=1)
         plan.take_parked(gate, after, [large], limit, 0.0)
-    assert limits == [64, 4]
+    assert limits == [32, 2]
 
 
 def test_what_waits_for_a_destination_that_is_down_is_parked_however_little_is_read_at_once(
@@ -402,10 +408,24 @@ def test_a_probe_is_first_of_all_the_one_that_can_be_judged_in_no_other_way() ->
     breaker.half_open()
     (probe,) = plan.next_batch(outlet, 30.0)
     assert probe is bad
-    plan.answer(probe, DestinationUnavailable("come again later", retry_after=1.0), 30.0)
-    settlement = plan.take_settlement()
-    assert settlement is not None
-    assert [retry.message.position for retry in settlement.retries] == [2], "it is charged"
+
+
+def test_a_pump_without_such_a_message_lets_the_others_go_first() -> None:
+    (plan, outlet), (other, other_outlet) = two_pumps()
+    breaker, bad = outlet.breaker, next(lane.waiting[0] for lane in other_outlet.ready)
+    for now in (0.0, 10.0):
+        breaker.unavailable(bad, "come again later", now, lambda: 0.5, 1.0)
+        breaker.half_open()
+        breaker.succeeded(message(99))
+    breaker.unavailable(message(98), "come again later", 20.0, lambda: 0.5, 1.0)
+    until, later = breaker.until, breaker.until + breaker.initial
+    assert (plan.probes(until), other.probes(until)) == ([], [other_outlet])
+    assert (plan.probes(later), plan.next_event(until)) == ([outlet], later - until), "the others may have none either"
+    breaker.half_open()
+    assert plan.next_batch(outlet, until) == []
+    assert plan.next_event(until) == later - until
+    (probe,) = other.next_batch(other_outlet, until)
+    assert probe is bad
 
 
 def test_a_topic_that_is_held_back_is_out_of_memory_until_its_turn() -> None:

@@ -12,6 +12,10 @@ STRIKES = 3
 """A message that was refused as "unavailable" this often, while others of its topic got through in between, is charged
 itself."""
 
+TRIALS = 3
+"""How often it must fail as the very first after a pause that the destination asked for, before it is charged. Of any
+later one nobody knows: those before it may have used up what there was."""
+
 FIRST_ALLOWANCE = 8
 """Messages in flight right after the breaker closes; doubles with as many successes."""
 
@@ -34,6 +38,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Suspicion:
+    topic: str
     strikes: int
     successes: int
     of_topic: int
@@ -42,10 +47,13 @@ class Suspicion:
     """The last failure said when to come again."""
 
     @property
-    def needs_trial(self) -> bool:
-        """The next strike charges it, and only one failure can be that: as the very first after the pause that was
-        asked for. Any later one may have been told to wait because of those before it."""
+    def is_open(self) -> bool:
+        """Nothing but trials can give it further strikes."""
         return self.asked and self.strikes >= STRIKES - 1
+
+    @property
+    def is_proved(self) -> bool:
+        return self.strikes >= STRIKES - 1 + (TRIALS if self.asked else 1)
 
 
 @dataclass(slots=True)
@@ -144,7 +152,10 @@ class Breaker:
         others_succeeded = self.of_topic.get(message.topic, 0) > seen.of_topic
         seen.asked = retry_after is not None
         is_probe = self.state == "half-open" and self.probe == message.dedupe_id
-        if self._suspect(message, seen, others_succeeded and (is_probe or not seen.needs_trial)):
+        if self._suspect(message, seen, others_succeeded and (is_probe or not seen.is_open)):
+            if retry_after is not None:
+                seen.strikes = 0  # somebody else may have used up what there was, each time: not so soon again
+                self._trip(error, now, random, retry_after)
             return True
         if not self._hold_back(message.topic, error, now, random, retry_after) or self.state == "half-open":
             self._trip(error, now, random, retry_after)
@@ -191,14 +202,19 @@ class Breaker:
     def needs_trial(self, message: Message) -> bool:
         """Whether it should be the next probe, to find out if it is to blame: others got through since it failed."""
         suspicion = self.suspects.get(message.dedupe_id)
-        return (
-            suspicion is not None and suspicion.needs_trial and self.of_topic.get(message.topic, 0) > suspicion.of_topic
-        )
+        return suspicion is not None and self._is_triable(suspicion)
+
+    def has_trials(self) -> bool:
+        """Whether there is any such message; its pump goes first."""
+        return any(map(self._is_triable, self.suspects.values()))
+
+    def _is_triable(self, suspicion: Suspicion) -> bool:
+        return suspicion.is_open and self.of_topic.get(suspicion.topic, 0) > suspicion.of_topic
 
     def _seen(self, message: Message) -> Suspicion:
         """What there was when it failed the last time; if it never did, what there is."""
         known = self.suspects.get(message.dedupe_id)
-        return known or Suspicion(1, self.successes, self.of_topic.setdefault(message.topic, 0))
+        return known or Suspicion(message.topic, 1, self.successes, self.of_topic.setdefault(message.topic, 0))
 
     def _suspect(self, message: Message, suspicion: Suspicion, others_succeeded: bool) -> bool:
         """Note that a failure of it seemed to be the destination's; True if it is one strike too many."""
@@ -207,7 +223,7 @@ class Breaker:
             return False
         suspicion.strikes += 1
         suspicion.successes, suspicion.of_topic = self.successes, self.of_topic.get(message.topic, 0)
-        return suspicion.strikes >= STRIKES
+        return suspicion.is_proved
 
     def _clear(self, message: Message) -> None:
         self.suspects.pop(message.dedupe_id, None)
@@ -219,7 +235,7 @@ class Breaker:
     def _is_convicted(self, message: Message) -> bool:
         """It had its strikes, and others succeeded since it failed."""
         suspicion = self.suspects.get(message.dedupe_id)
-        if suspicion is None or suspicion.strikes < STRIKES or self.successes <= suspicion.successes:
+        if suspicion is None or not suspicion.is_proved or self.successes <= suspicion.successes:
             return False
         suspicion.successes = self.successes
         return True

@@ -29,6 +29,8 @@ class Barrier:
     cursor: int = 0
     """How far the parked rows were read."""
     exhausted: bool = False
+    turn: int = -1
+    """When it was drained last, of all: each gets its turn."""
 
     def skip(self, position: int) -> bool:
         """Leave a row where it is; True if it was not met before."""

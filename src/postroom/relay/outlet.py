@@ -127,7 +127,7 @@ class Outlet:
         if breaker.state == "tripped":
             return 0
         if breaker.state == "half-open":
-            return 1 if breaker.prober is None and self.unanswered == 0 else 0
+            return 1 if breaker.prober is None and self.unanswered == 0 and not self.gives_way(now) else 0
         room = min(batch_size, self.features.max_batch or batch_size)
         if self.room is not None:
             room = room if self.room.free > 0 else 0
@@ -160,6 +160,21 @@ class Outlet:
             self.room.give_back()
         if self.unanswered == 0:
             self.breaker.probe_ended(self, now)
+
+    def gives_way(self, now: float) -> bool:
+        """Whether the first probe is for another pump, which has a message that can be judged in no other way. Not for
+        long: it may have none."""
+        breaker = self.breaker
+        return (
+            now < breaker.until + breaker.initial
+            and breaker.has_trials()
+            and not any(breaker.needs_trial(lane.waiting[0]) for lane in self.ready)
+        )
+
+    def probe_in(self, now: float) -> float:
+        """Seconds until it may send a probe, if nobody else does."""
+        at = self.breaker.until
+        return max(0.0, (at + self.breaker.initial if self.gives_way(max(now, at)) else at) - now)
 
     def token_in(self, now: float) -> float | None:
         """Seconds until the rate allows another message; None if it is not what holds us back."""

@@ -102,7 +102,8 @@ class Plan(Reading):
 
     def probes(self, now: float) -> list[Outlet]:
         """Outlets whose breaker may be probed, with something to probe it with."""
-        return [outlet for outlet in self._outlets if outlet.ready and outlet.breaker.probe_due(now)]
+        due = [outlet for outlet in self._outlets if outlet.ready and outlet.breaker.probe_due(now)]
+        return [outlet for outlet in due if not outlet.gives_way(now)]
 
     def may_go_soon(self) -> bool:
         """Whether something is ready, and waits for nothing but the next renewal or its turn at `max_rate`."""
@@ -116,8 +117,9 @@ class Plan(Reading):
         times = [max(0.0, self._due[0][0] - now)] if self._due else []
         for outlet in self._outlets:
             times += [turn - now for turn in outlet.breaker.turns() if turn > now]
-            if outlet.ready and outlet.breaker.state == "tripped":
-                times.append(max(0.0, outlet.breaker.until - now))
+            state = outlet.breaker.state
+            if outlet.ready and (state == "tripped" or (state == "half-open" and outlet.gives_way(now))):
+                times.append(outlet.probe_in(now))
             elif outlet.ready and (token := outlet.token_in(now)) is not None:
                 times.append(token)
         return min(times, default=None)

@@ -121,10 +121,12 @@ class Reading(Verdicts):
 
     def parked_wants(self) -> Iterator[tuple[Gate, int, int]]:
         """Which parked rows to read: (gate, after, limit), each as it is when those before it were taken in."""
-        for barrier in [*self._draining.values(), *self._unpaused_topics()]:
-            topic = barrier.name.topic
-            if barrier.can_be_drained() and not self._is_paused(topic) and self._has_room(topic):
-                yield barrier.name, barrier.cursor, self._appetite.rows()
+        barriers = [*self._draining.values(), *self._unpaused_topics()]
+        wanting = [each for each in barriers if each.can_be_drained() and not self._is_paused(each.name.topic)]
+        for barrier in sorted(wanting, key=lambda barrier: barrier.turn):
+            if self._has_room(barrier.name.topic):
+                barrier.turn = next(self._tie)
+                yield barrier.name, barrier.cursor, max(1, self._appetite.rows() // min(len(wanting), SHARES))
 
     def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
         self._appetite.took(messages)
