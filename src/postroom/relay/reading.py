@@ -16,6 +16,9 @@ from .verdicts import Verdicts
 SHARES = 16
 """No slot gets more than this part of a fetch while as many others have rows too."""
 
+SHARES_OF_TOPICS = 4
+"""Of parked rows: behind a topic there are many keys, behind a key only one, of which little can be under way."""
+
 PATIENCE = 1.0
 """Seconds that reading waits for a destination which has as much in memory as it may have."""
 
@@ -126,7 +129,8 @@ class Reading(Verdicts):
         for barrier in sorted(wanting, key=lambda barrier: barrier.turn):
             if self._has_room(barrier.name.topic):
                 barrier.turn = next(self._tie)
-                yield barrier.name, barrier.cursor, max(1, self._appetite.rows() // min(len(wanting), SHARES))
+                shares = min(len(wanting), SHARES if isinstance(barrier, HeldKey) else SHARES_OF_TOPICS)
+                yield barrier.name, barrier.cursor, max(1, self._appetite.rows() // shares)
 
     def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
         self._appetite.took(messages)
