@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from postroom.errors import DestinationUnavailable, NotAttempted
+from postroom.errors import DestinationUnavailable, MessageRejected, NotAttempted
 from postroom.message import Message
 from postroom.ports import NO_LIMIT, Features, Fetched, Gate, Hold, Lease, Settled
 from postroom.relay import appetite
@@ -145,6 +145,26 @@ def test_a_lost_slot_is_forgotten_but_what_was_delivered_in_it_counts() -> None:
     assert (settlement.delivered, settlement.retries) == ([one], [])
     assert plan.flying_slots() == set()
     assert outlet.in_memory == 0
+
+
+@pytest.mark.parametrize("error", [MessageRejected("bad"), MessageRejected("bad", permanent=True)])
+def test_what_was_not_written_down_when_a_slot_was_lost_is_forgotten(error: Exception) -> None:
+    """Were it written down when the slot is ours again, the key would be held in the database, and go on here."""
+    plan, outlet = make_plan()
+    own(plan)
+    own(plan, slot=2)
+    read(plan, message(1), message(2), message(3, "other", slot=2), message(4, "third"))
+    for sent in plan.next_batch(outlet, 0.0):
+        plan.answer(sent, None if sent.key == "third" else error, 0.0)
+    plan.lose([1])
+    own(plan, epoch=8)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    assert [entry.message.slot for entry in (*settlement.retries, *settlement.dead)] == [2]
+    assert [sent.position for sent in settlement.delivered] == [4]
+    plan.settled(settlement, Settled(), 0.0)
+    read(plan, message(1), message(2))
+    assert [(sent.position, sent.attempt) for sent in plan.next_batch(outlet, 0.0)] == [(1, 1), (2, 1)]
 
 
 def test_a_message_that_died_is_suspected_no_more() -> None:

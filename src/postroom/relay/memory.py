@@ -186,6 +186,18 @@ class Memory:
             self._from_parked.discard(position)
         for name in [name for name, held in self.held.items() if held.name.slot == slot.number]:
             self._draining.pop(self.held.pop(name).name, None)
+        self._withdraw(slot.number)
+
+    def _withdraw(self, number: int) -> None:
+        """Verdicts that were not written down go with the slot. If it is ours again they must not take effect behind
+        the back of what was read then."""
+        settlement = self._settlement
+        settlement.retries = [each for each in settlement.retries if each.message.slot != number]
+        settlement.dead = [each for each in settlement.dead if each.message.slot != number]
+        settlement.refunds = [each for each in settlement.refunds if each.message.slot != number]
+        settlement.superseded = [each for each in settlement.superseded if each.slot != number]
+        settlement.parked = [(gate, each) for gate, each in settlement.parked if gate.slot != number]
+        settlement.released = [gate for gate in settlement.released if gate.slot != number]
 
     def _read_to(self, slot: Slot) -> int:
         read_to = min(slot.cursor, slot.horizon)
