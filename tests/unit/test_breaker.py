@@ -110,31 +110,82 @@ def test_a_message_that_fails_as_the_very_first_after_the_pause_that_was_asked_f
     """Others got through each time, so it is not the destination that wants to be left alone."""
     breaker, poison, other = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t"), of_topic("t", "other")
     moments = count(0, 10)
-    for _ in range(2):  # each attempt that it is charged for is found out in the same way
-        for _ in range(2):
-            assert not fail(breaker, poison, next(moments), retry_after=5.0)
-            breaker.half_open()
-            assert not breaker.needs_trial(poison), "nobody got through since it failed"
-            breaker.succeeded(other)
-        for charged in (False, False, True):
-            assert breaker.needs_trial(poison)
-            assert breaker.has_trials()
-            assert not fail(breaker, poison, next(moments), retry_after=5.0), "it came after others"
-            breaker.half_open()
-            breaker.probe, now = poison.dedupe_id, next(moments)
-            assert fail(breaker, poison, now, retry_after=5.0) is charged
-            assert (breaker.state, breaker.until) == ("tripped", now + 5.0), "what was asked for is obeyed all the same"
-            assert not breaker.has_trials()
-            breaker.half_open()
-            breaker.succeeded(other)
+    for _ in range(2):
+        assert not fail(breaker, poison, next(moments), retry_after=5.0)
+        breaker.half_open()
+        assert not breaker.needs_trial(poison), "nobody got through since it failed"
+        breaker.succeeded(other)
+    for charged in (False, False, True, False, True, False, True):  # later attempts are found out sooner
+        assert breaker.needs_trial(poison)
+        assert breaker.has_trials()
+        assert not fail(breaker, poison, next(moments), retry_after=5.0), "it came after others"
+        breaker.half_open()
+        breaker.probes_with(poison, None)
+        now = next(moments)
+        assert fail(breaker, poison, now, retry_after=5.0) is charged
+        assert (breaker.state, breaker.until) == ("tripped", now + 5.0), "what was asked for is obeyed all the same"
+        assert not breaker.has_trials()
+        breaker.half_open()
+        breaker.succeeded(other)
+
+
+def suspected(breaker: Breaker, *messages: Message) -> None:
+    """Each of them lacks nothing but trials."""
+    for now in (0.0, 10.0):
+        for message in messages:
+            fail(breaker, message, now, retry_after=5.0)
+        breaker.half_open()
+        breaker.succeeded(of_topic("t", "other"))
+
+
+def test_no_two_trials_follow_each_other_without_a_success_between() -> None:
+    breaker, messages = Breaker(initial=0.5, cap=15.0, trip_after=5), [of_topic("t", str(each)) for each in range(3)]
+    suspected(breaker, *messages)
+    for now, message in enumerate(messages, 2):
+        assert all(breaker.needs_trial(each) for each in messages[now - 2 :])
+        fail(breaker, of_topic("t", f"in burst {now}"), 10.0 * now, retry_after=5.0)
+        breaker.half_open()
+        breaker.probes_with(message, None)
+        fail(breaker, message, 10.0 * now + 5.0, retry_after=5.0)
+        assert not breaker.has_trials(), "others wait for the pause each time"
+        breaker.half_open()
+        breaker.succeeded(of_topic("t", "other"))
+
+
+def test_a_message_that_is_not_at_hand_is_waited_for_only_once() -> None:
+    """It may be gone, or wait for its next attempt."""
+    breaker, gone = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t", "gone")
+    suspected(breaker, gone)
+    fail(breaker, of_topic("t", "another"), 20.0, retry_after=5.0)
+    breaker.half_open()
+    assert breaker.has_trials()
+    breaker.probes_with(of_topic("t", "other"), None)
+    breaker.succeeded(of_topic("t", "other"))
+    assert not breaker.has_trials()
+    fail(breaker, gone, 30.0, retry_after=5.0)
+    breaker.half_open()
+    breaker.succeeded(of_topic("t", "other"))
+    assert breaker.needs_trial(gone), "it is back"
+
+
+def test_what_was_sent_as_a_probe_before_is_not_one_of_this_time() -> None:
+    breaker, message = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t", "late")
+    suspected(breaker, message)
+    for _ in range(10):
+        fail(breaker, of_topic("t", "another"), 20.0, retry_after=5.0)
+        breaker.half_open()
+        assert not fail(breaker, message, 30.0, retry_after=5.0)
+        breaker.half_open()
+        breaker.succeeded(of_topic("t", "other"))
+        breaker.probe = message.dedupe_id
 
 
 def test_a_message_that_fails_as_a_probe_while_nobody_got_through_is_not_to_blame() -> None:
     breaker, message = Breaker(initial=0.5, cap=15.0, trip_after=5), of_topic("t")
-    breaker.probe = message.dedupe_id
     for now in range(10):
         assert not fail(breaker, message, 20.0 * now, retry_after=5.0)
         breaker.half_open()
+        breaker.probes_with(message, None)
 
 
 # --- whose fault it is, by topic

@@ -167,6 +167,28 @@ def test_what_was_not_written_down_when_a_slot_was_lost_is_forgotten(error: Exce
     assert [(sent.position, sent.attempt) for sent in plan.next_batch(outlet, 0.0)] == [(1, 1), (2, 1)]
 
 
+@pytest.mark.parametrize("error", [MessageRejected("bad"), MessageRejected("bad", permanent=True)])
+def test_a_settlement_that_is_refused_after_the_slot_was_taken_anew_takes_nothing_away(error: Exception) -> None:
+    """It could not be written for longer than the lease, and the slot was taken anew before it was tried again."""
+    plan, outlet = make_plan(on_dead="continue")
+    own(plan)
+    rows = [message(1), message(2)]
+    read(plan, *rows)
+    for sent in plan.next_batch(outlet, 0.0):
+        plan.answer(sent, error, 0.0)
+    settlement = plan.take_settlement()
+    assert settlement is not None
+    plan.lose([1])
+    own(plan, epoch=8)
+    read(plan, *[message(row.position) for row in rows])
+    plan.settled(settlement, Settled(refused=frozenset({1})), 0.0)
+    assert plan.epochs() == {1: 8}
+    assert plan.marks() == {1: 0}
+    plan.sweep()
+    read(plan, *[message(row.position) for row in rows])
+    assert [sent.position for sent in plan.next_batch(outlet, 0.0)] == [1, 2]
+
+
 def test_a_message_that_died_is_suspected_no_more() -> None:
     """The breaker remembers whom it suspects; it must not remember the dead for ever."""
     plan, outlet = make_plan(retry="never", on_dead="continue")
@@ -446,6 +468,22 @@ def test_a_pump_without_such_a_message_lets_the_others_go_first() -> None:
     assert plan.next_event(until) == later - until
     (probe,) = other.next_batch(other_outlet, until)
     assert probe is bad
+
+
+def test_a_pump_with_nothing_but_doubtful_messages_lets_the_others_go_first() -> None:
+    """A bad message says nothing of the destination; a good one ends the pause."""
+    (plan, outlet), (other, other_outlet) = two_pumps()
+    breaker = outlet.breaker
+    for lane in outlet.ready:
+        breaker.unavailable(lane.waiting[0], "connection reset", 0.0, lambda: 0.5, None)
+    assert not outlet.gives_way(breaker.until), "in an outage they all fail"
+    breaker.half_open()
+    breaker.succeeded(message(99))
+    for lane in outlet.ready:
+        breaker.unavailable(lane.waiting[0], "connection reset", 10.0, lambda: 0.5, None)
+    until = breaker.until
+    assert (plan.probes(until), other.probes(until)) == ([], [other_outlet])
+    assert plan.probes(until + breaker.initial) == [outlet], "the others may have none either"
 
 
 def test_a_topic_that_is_held_back_is_out_of_memory_until_its_turn() -> None:

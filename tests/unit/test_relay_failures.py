@@ -55,21 +55,32 @@ async def test_a_refused_message_is_tried_again_and_then_goes_before_those_behin
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-async def test_bad_messages_of_many_keys_stop_nobody_else_and_die(shop: Shop, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("failure", "count"),
+    [
+        (ValueError("it has no total"), 20),
+        (ConnectionError("connection reset by peer"), 60),
+        (DestinationUnavailable("503", retry_after=0.01), 8),
+    ],
+)
+async def test_bad_messages_of_many_keys_stop_nobody_else_and_die(
+    shop: Shop, workers: int, failure: Exception, count: int
+) -> None:
     """In a row they look like an outage, again and again; only that others get through tells."""
-    bad = [shop.add(key=f"bad-{number}", type="bad") for number in range(20)]
+    bad = [shop.add(key=f"bad-{number}", type="bad") for number in range(count)]
 
     async def publish(message: Message) -> None:
         await asyncio.sleep(0.001)
         if message.type == "bad":
-            raise ValueError("it has no total")
+            raise failure
         shop.arrived.append(message)
 
-    async with shop.relay(publish, retry="steps 0s 10ms", breaker_initial="50ms", workers=workers):
+    async with shop.relay(publish, retry="steps 0s 10ms", breaker_initial="20ms", workers=workers):
         good = [shop.add(key=f"good-{number % 20}") for number in range(200)]
 
         def all_died() -> bool:
-            good.append(shop.add(key=f"good-{len(good) % 20}"))
+            if len(good) - len(shop.arrived) < 5:  # now and then, so that the bad ones are far more
+                good.append(shop.add(key=f"good-{len(good) % 20}"))
             return shop.diary.dead() == {message.id for message in bad}
 
         await until(all_died)

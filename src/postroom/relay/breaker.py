@@ -45,6 +45,8 @@ class Suspicion:
     """Those of its own topic."""
     asked: bool = False
     """The last failure said when to come again."""
+    missed: bool = False
+    """A probe went out without it: it is not at hand."""
 
     @property
     def is_open(self) -> bool:
@@ -103,6 +105,8 @@ class Breaker:
     """Whose probe is out, of all who share this breaker."""
     probe: str | None = None
     """Which message it is."""
+    tried: int = -1
+    """Successes when a trial failed last."""
     suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
     of_topic: dict[str, int] = field(default_factory=dict[str, int])
     """Successes of each topic that has a suspect."""
@@ -150,11 +154,13 @@ class Breaker:
         """Note that the destination could not be reached with this message; True if the message itself is to blame."""
         seen = self._seen(message)
         others_succeeded = self.of_topic.get(message.topic, 0) > seen.of_topic
-        seen.asked = retry_after is not None
+        seen.asked, seen.missed = retry_after is not None, False
         is_probe = self.state == "half-open" and self.probe == message.dedupe_id
+        if is_probe and seen.is_open:
+            self.tried = self.successes
         if self._suspect(message, seen, others_succeeded and (is_probe or not seen.is_open)):
             if retry_after is not None:
-                seen.strikes = 0  # somebody else may have used up what there was, each time: not so soon again
+                seen.strikes = STRIKES  # somebody else may have used up what there was, each time: not so soon again
                 self._trip(error, now, random, retry_after)
             return True
         if not self._hold_back(message.topic, error, now, random, retry_after) or self.state == "half-open":
@@ -199,8 +205,21 @@ class Breaker:
     def is_suspected(self, message: Message) -> bool:
         return bool(self.suspects) and message.dedupe_id in self.suspects
 
+    def is_doubtful(self, message: Message) -> bool:
+        """Whether others succeeded since it failed, so that it says little of the destination."""
+        suspicion = self.suspects.get(message.dedupe_id)
+        return suspicion is not None and suspicion.strikes > 1
+
+    def probes_with(self, message: Message, prober: object) -> None:
+        """The one message that goes while this is half-open. If others were looked for, they are not at hand."""
+        self.prober, self.probe = prober, message.dedupe_id
+        if not self.needs_trial(message):
+            for suspicion in filter(self._is_triable, self.suspects.values()):
+                suspicion.missed = True
+
     def needs_trial(self, message: Message) -> bool:
-        """Whether it should be the next probe, to find out if it is to blame: others got through since it failed."""
+        """Whether it should be the next probe, to find out if it is to blame: others got through since it failed, and
+        since any other failed a trial."""
         suspicion = self.suspects.get(message.dedupe_id)
         return suspicion is not None and self._is_triable(suspicion)
 
@@ -209,7 +228,12 @@ class Breaker:
         return any(map(self._is_triable, self.suspects.values()))
 
     def _is_triable(self, suspicion: Suspicion) -> bool:
-        return suspicion.is_open and self.of_topic.get(suspicion.topic, 0) > suspicion.of_topic
+        return (
+            suspicion.is_open
+            and not suspicion.missed
+            and self.successes > self.tried
+            and self.of_topic.get(suspicion.topic, 0) > suspicion.of_topic
+        )
 
     def _seen(self, message: Message) -> Suspicion:
         """What there was when it failed the last time; if it never did, what there is."""
@@ -245,7 +269,7 @@ class Breaker:
 
     def half_open(self) -> None:
         if self.state == "tripped":
-            self.state = "half-open"
+            self.state, self.probe = "half-open", None
 
     def probe_lost(self, now: float, pause: float) -> None:
         """Somebody else has the turn, or the probe came to nothing: look again after the pause, or when it was going to

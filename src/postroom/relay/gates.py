@@ -85,7 +85,7 @@ class HeldKey(Barrier):
         """Take the place of another hold of this key, with all that waits behind it."""
         self.parked = self.parked or was.parked
         self.skipped_from, self.skipped_to, self.skipped = was.skipped_from, was.skipped_to, was.skipped
-        self.unsettled = was.unsettled
+        self.unsettled, self.turn = was.unsettled, was.turn
 
     def lasts(self, now: float) -> bool:
         if self.status == "retry":

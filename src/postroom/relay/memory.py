@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from typing import Literal
@@ -186,18 +186,9 @@ class Memory:
             self._from_parked.discard(position)
         for name in [name for name, held in self.held.items() if held.name.slot == slot.number]:
             self._draining.pop(self.held.pop(name).name, None)
-        self._withdraw(slot.number)
-
-    def _withdraw(self, number: int) -> None:
-        """Verdicts that were not written down go with the slot. If it is ours again they must not take effect behind
-        the back of what was read then."""
-        settlement = self._settlement
-        settlement.retries = [each for each in settlement.retries if each.message.slot != number]
-        settlement.dead = [each for each in settlement.dead if each.message.slot != number]
-        settlement.refunds = [each for each in settlement.refunds if each.message.slot != number]
-        settlement.superseded = [each for each in settlement.superseded if each.slot != number]
-        settlement.parked = [(gate, each) for gate, each in settlement.parked if gate.slot != number]
-        settlement.released = [gate for gate in settlement.released if gate.slot != number]
+        # Verdicts that were not written down go with it: if it is ours again they must not take effect behind the back
+        # of what was read then.
+        self._settlement = without_verdicts(self._settlement, {slot.number})
 
     def _read_to(self, slot: Slot) -> int:
         read_to = min(slot.cursor, slot.horizon)
@@ -223,3 +214,16 @@ class Memory:
 
     def _new_settlement(self) -> Settlement:
         return Settlement(relay=self._relay, epochs=dict[int, int](), retention=self._settings.retention)
+
+
+def without_verdicts(settlement: Settlement, slots: Container[int]) -> Settlement:
+    """The same, with nothing but deliveries of these slots."""
+    return replace(
+        settlement,
+        retries=[each for each in settlement.retries if each.message.slot not in slots],
+        dead=[each for each in settlement.dead if each.message.slot not in slots],
+        refunds=[each for each in settlement.refunds if each.message.slot not in slots],
+        superseded=[each for each in settlement.superseded if each.slot not in slots],
+        parked=[(gate, each) for gate, each in settlement.parked if gate.slot not in slots],
+        released=[gate for gate in settlement.released if gate.slot not in slots],
+    )

@@ -148,7 +148,7 @@ class Outlet:
         self.unanswered += len(messages)
         self.calls += 1
         if self.breaker.state == "half-open":
-            self.breaker.prober, self.breaker.probe = self, messages[0].dedupe_id
+            self.breaker.probes_with(messages[0], self)
         if self.room is not None:
             self.room.take()
         if self.rate is not None:
@@ -162,14 +162,15 @@ class Outlet:
             self.breaker.probe_ended(self, now)
 
     def gives_way(self, now: float) -> bool:
-        """Whether the first probe is for another pump, which has a message that can be judged in no other way. Not for
-        long: it may have none."""
+        """Whether the first probe is for another pump: one which has a message that can be judged in no other way, or
+        any better than ours. Not for long: there may be none."""
         breaker = self.breaker
-        return (
-            now < breaker.until + breaker.initial
-            and breaker.has_trials()
-            and not any(breaker.needs_trial(lane.waiting[0]) for lane in self.ready)
-        )
+        if now >= breaker.until + breaker.initial:
+            return False
+        firsts = (lane.waiting[0] for lane in self.ready)
+        if breaker.has_trials():
+            return not any(map(breaker.needs_trial, firsts))
+        return all(map(breaker.is_doubtful, firsts))
 
     def probe_in(self, now: float) -> float:
         """Seconds until it may send a probe, if nobody else does."""

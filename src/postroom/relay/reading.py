@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..message import Message
 from ..ports import Fetched, Gate, Range
 from .appetite import DEEP
-from .gates import HeldKey, Slot
+from .gates import Barrier, HeldKey, Slot
 from .outlet import Lane, Outlet
 from .verdicts import Verdicts
 
@@ -125,12 +125,15 @@ class Reading(Verdicts):
     def parked_wants(self) -> Iterator[tuple[Gate, int, int]]:
         """Which parked rows to read: (gate, after, limit), each as it is when those before it were taken in."""
         barriers = [*self._draining.values(), *self._unpaused_topics()]
-        wanting = [each for each in barriers if each.can_be_drained() and not self._is_paused(each.name.topic)]
+        wanting = [each for each in barriers if self._may_be_drained(each)]
         for barrier in sorted(wanting, key=lambda barrier: barrier.turn):
-            if self._has_room(barrier.name.topic):
+            if self._may_be_drained(barrier) and self._has_room(barrier.name.topic):
                 barrier.turn = next(self._tie)
                 shares = min(len(wanting), SHARES if isinstance(barrier, HeldKey) else SHARES_OF_TOPICS)
                 yield barrier.name, barrier.cursor, max(1, self._appetite.rows() // shares)
+
+    def _may_be_drained(self, barrier: Barrier) -> bool:
+        return barrier.can_be_drained() and not self._is_paused(barrier.name.topic)
 
     def take_parked(self, gate: Gate, after: int, messages: Sequence[Message], limit: int, now: float) -> None:
         self._appetite.took(messages)

@@ -14,7 +14,7 @@ from ..ports import Dead, Gate, Postponement, Refund, Retry, Settled, Settlement
 from .barriers import Barriers
 from .breaker import Failure
 from .gates import HeldKey, Slot
-from .memory import BreakerChanged
+from .memory import BreakerChanged, without_verdicts
 from .outlet import Lane, Outlet
 
 SPARE_LANES = 1_000
@@ -78,32 +78,40 @@ class Verdicts(Barriers):
         return settlement
 
     def settled(self, settlement: Settlement, result: Settled, now: float) -> None:
-        """It is in the database: forget these messages."""
-        known = self._known
+        """It is in the database: forget these messages. Of a slot that was lost meanwhile nothing is known any more, or
+        what was read since: only deliveries count whatever happens."""
+        known, written = self._known, settlement
+        lost = {number for number, epoch in settlement.epochs.items() if not self._is_still_ours(number, epoch)}
+        if lost:
+            written = without_verdicts(settlement, lost)
         for message in settlement.delivered:
             slot = known.pop(message.position, None)
             if slot is not None:
                 slot.count -= 1
         if self._from_parked:
             self._from_parked.difference_update(message.position for message in settlement.delivered)
-        for entry in (*settlement.retries, *settlement.dead):
+        for entry in (*written.retries, *written.dead):
             self._forget(entry.message)
-        for message in settlement.superseded:
+        for message in written.superseded:
             self._forget(message)
-        for gate in settlement.released:
+        for gate in written.released:
             self._released(gate, gate in result.still_parked)
-        for dead in settlement.dead:
+        for dead in written.dead:
             held = self._held_by(dead.message)
             if held is not None and held.provisional:
                 self._open(held)
-        for refund in settlement.refunds:
+        for refund in written.refunds:
             self._refunded(refund)
-        for gate, _ in settlement.parked:
+        for gate, _ in written.parked:
             barrier = self._barrier(gate)
             if barrier is not None:
                 barrier.unsettled = max(0, barrier.unsettled - 1)
         self._under_way = None
-        self.lose(result.refused)
+        self.lose(result.refused - lost)
+
+    def _is_still_ours(self, number: int, epoch: int) -> bool:
+        slot = self.slots.get(number)
+        return slot is not None and slot.epoch == epoch
 
     def _decide(self, lane: Lane, message: Message, error: BaseException | None, now: float) -> None:
         breaker, topic = lane.outlet.breaker, lane.topic
@@ -134,7 +142,7 @@ class Verdicts(Barriers):
             return True
         if is_unavailable(error) and not self._is_to_blame(lane, message, error, now):
             return True
-        if getattr(error, "permanent", False):
+        if is_unavailable(error) or getattr(error, "permanent", False):
             return self._was_answered(lane)
         return self._is_misjudged(lane, message, error, now)
 
