@@ -22,27 +22,48 @@ S = TypeVar("S", bound=Session)
 
 
 class Sessions(Generic[S]):
-    """One at a time. It belongs to one event loop, and is made anew on another, or when it is lost."""
+    """One at a time. It belongs to one event loop, and is made anew on another, or when it is lost.
+
+    To open one may take longer than a call has time. So it goes on when the call is over: the next one finds it open,
+    or waits for it.
+    """
 
     def __init__(self, open: Callable[[], Awaitable[S]]) -> None:
         self._open = open
         self._session: S | None = None
+        self._opening: asyncio.Task[S] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()
 
     async def take(self) -> S:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._turn, self._session = loop, asyncio.Lock(), None
-        if self._session is None or self._session.lost is not None:
-            async with self._turn:
-                if self._session is None or self._session.lost is not None:
-                    self._session = await self._open()
+            self._loop, self._session, self._opening = loop, None, None
+        if self._session is not None and self._session.lost is None:
+            return self._session
+        if self._opening is None:
+            self._opening = loop.create_task(self._make())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    async def _make(self) -> S:
+        self._session = await self._open()
         return self._session
 
+    def _opened(self, opening: asyncio.Task[S]) -> None:
+        if self._opening is opening:
+            self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # those who wait for it have it; maybe nobody does any more
+
     async def close(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            self._session = self._opening = None
+            return
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         session, self._session = self._session, None
-        if session is not None and self._loop is asyncio.get_running_loop():
+        if session is not None:
             await session.close()
 
 
