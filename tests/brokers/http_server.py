@@ -164,12 +164,18 @@ class HttpServer(Loop):
         for writer in list(self._writers):
             writer.transport.abort()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """No coroutine: whoever was let in is known at once, also if this is about to end."""
+        if self._end.is_set():
+            writer.transport.abort()
+            return
         self._writers.add(writer)
         self.connections += 1
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while request := await _read(reader):
                 await asyncio.sleep(self.pause)
@@ -186,8 +192,6 @@ class HttpServer(Loop):
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except asyncio.CancelledError:
-            pass  # asyncio would complain of a connection whose task was cancelled
         finally:
             self._writers.discard(writer)
             writer.transport.abort()

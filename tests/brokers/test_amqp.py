@@ -33,6 +33,7 @@ from tests.brokers.fault_suite import Arrived, FaultSuite
 from tests.brokers.refusals import RefusesWhatIsLarge
 from tests.conftest import server_url
 from tests.proxy import Proxy
+from tests.services.private import PrivateServer
 from tests.waiting import until
 
 LARGE = 30_000_000
@@ -133,10 +134,18 @@ class TestRefusals(RefusesWhatIsLarge):
 
 class TestFaults(FaultSuite):
     broker = "rabbitmq"
+    own: PrivateServer | None = None
+
+    def private(self) -> PrivateServer:
+        server_url(self.broker)
+        self.own = PrivateServer(self.broker)
+        return self.own
 
     def prepare(self, address: str) -> str:
         topic = f"orders-{secrets.token_hex(6)}"
         asyncio.run(declare(address, topic))
+        if self.own is not None:
+            self.own.restart()  # killed soon after, it may know nothing of a durable queue: here, one time in twenty
         self.reader = Reader(address, topic)
         return topic
 

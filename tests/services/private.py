@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import signal
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,6 +38,12 @@ class PrivateServer:
         """Without a goodbye: of a database, what was not committed is lost, and what was is not."""
         with locked(self.server.name):
             end(self.folder, self.server.farewell)
+
+    def restart(self) -> None:
+        """With a goodbye: all that it has is on disk."""
+        with locked(self.server.name):
+            end(self.folder, signal.SIGTERM)
+        self.start_again()
 
     def start_again(self) -> None:
         """On the same port, with the same data. The threads of a process that was killed may be there for a moment, and
