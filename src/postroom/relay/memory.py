@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,6 +28,13 @@ class BreakerChanged:
     """Held back alone, or no longer; None = the destination."""
 
 
+class Changes(deque[BreakerChanged]):
+    """In the order in which they happened. The pumps of a relay share them as they share the breakers, and one of them
+    tells at a time: else the others would be told of the end of an outage before its beginning."""
+
+    is_being_told = False
+
+
 class Memory:
     def __init__(
         self,
@@ -37,6 +45,7 @@ class Memory:
         route: Callable[[str], Outlet],
         random: Callable[[], float],
         publish_timeout: float,
+        changes: Changes | None = None,
     ) -> None:
         self._relay = relay
         self._settings = settings
@@ -56,7 +65,7 @@ class Memory:
         """How often a slot was lost, or began to be left."""
         self.held: dict[object, HeldKey] = {}
         """By (topic, key)."""
-        self.changes: list[BreakerChanged] = []
+        self.changes = Changes() if changes is None else changes
         self.out_of_order: list[tuple[Outlet, Message]] = []
         self._topics: dict[tuple[str, str | None], tuple[Outlet, bool]] = {}
         self._lanes: dict[object, Lane] = {}

@@ -16,6 +16,7 @@ from ..message import Message
 from ..ports import Postponement, Publisher, Retry, Settlement, Store
 from ..settings import Settings, grace
 from .journal import Journal
+from .memory import BreakerChanged
 from .outlet import Outlet
 from .plan import Plan
 
@@ -472,22 +473,31 @@ class Pump:
         while self.plan.out_of_order:
             outlet, message = self.plan.out_of_order.pop()
             self._notice(events.OutOfOrder(outbox=self._name, destination=outlet.name, message=message))
-        while self.plan.changes:
-            change = self.plan.changes.pop(0)
-            outlet = change.outlet
-            if change.topic is not None:
-                self._tell_of_topic(outlet, change.topic)
-            elif change.state == "closed":
-                self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
-                await self._store.report_success(outlet.name)
-            else:
-                pause = max(0.0, outlet.breaker.until - self._clock.monotonic())
-                self._notice(
-                    events.BreakerOpened(
-                        outbox=self._name, destination=outlet.name, error=outlet.breaker.error, pause=pause
-                    )
+        changes = self.plan.changes
+        if changes.is_being_told:
+            return
+        changes.is_being_told = True
+        try:
+            while changes:
+                await self._tell(changes.popleft())
+        finally:
+            changes.is_being_told = False
+
+    async def _tell(self, change: BreakerChanged) -> None:
+        outlet = change.outlet
+        if change.topic is not None:
+            self._tell_of_topic(outlet, change.topic)
+        elif change.state == "closed":
+            self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
+            await self._store.report_success(outlet.name)
+        else:
+            pause = max(0.0, outlet.breaker.until - self._clock.monotonic())
+            self._notice(
+                events.BreakerOpened(
+                    outbox=self._name, destination=outlet.name, error=outlet.breaker.error, pause=pause
                 )
-                await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
+            )
+            await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
 
     def _tell_of_topic(self, outlet: Outlet, topic: str) -> None:
         """As it is now: other relays find out themselves."""

@@ -22,7 +22,7 @@ from .breaker import Breaker, Unbreakable
 from .journal import Journal
 from .leases import LeaseKeeper
 from .logs import log
-from .memory import BreakerChanged
+from .memory import BreakerChanged, Changes
 from .outcomes import Outcomes
 from .outlet import Outlet, Rate, Room
 from .pause import Pause
@@ -94,6 +94,7 @@ class Session:
         breakers = {name: self._breaker(publisher.features) for name, publisher in self._publishers.items()}
         rooms = {name: _room(publisher.features) for name, publisher in self._publishers.items()}
         self._journal = Journal(self._store, self._relay, self._epochs)
+        self._changes = Changes()
         workers = min(self._settings.workers or self._store.workers, SLOTS)
         rates = {name: None if (rate := self._settings.max_rate) is None else Rate(rate) for name in self._publishers}
         self.pumps = [self._make_pump(breakers, rooms, rates) for _ in range(workers)]
@@ -192,6 +193,7 @@ class Session:
             route=route,
             random=random.random,
             publish_timeout=self._settings.publish_timeout + grace(self._settings.publish_timeout),
+            changes=self._changes,
         )
         return Pump(
             name=self._name,

@@ -1,0 +1,82 @@
+"""What a pump says of its destination."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from postroom import events
+from postroom.clock import SystemClock
+from postroom.ports import Features
+from postroom.relay.breaker import Breaker
+from postroom.relay.memory import BreakerChanged, Changes
+from postroom.relay.outlet import Outlet
+from postroom.relay.plan import Plan
+from postroom.relay.pump import Pump, Tally
+from postroom.settings import Settings
+
+
+class SlowStore:
+    """Takes its time for the first report."""
+
+    sweep_interval = 60.0
+
+    def __init__(self) -> None:
+        self.reports: list[str] = []
+        self.asked, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def report_trip(self, destination: str, relay: str, error: str) -> None:
+        self.asked.set()
+        await self.may_go_on.wait()
+        self.reports.append("tripped")
+
+    async def report_success(self, destination: str) -> None:
+        self.reports.append("closed")
+
+
+def two_pumps(store: SlowStore, told: list[events.Event]) -> list[tuple[Pump, Outlet]]:
+    """Of one relay."""
+    breaker, changes = Breaker(initial=1.0, cap=60.0, trip_after=5), Changes()
+    pumps: list[tuple[Pump, Outlet]] = []
+    for _ in range(2):
+        outlet = Outlet(name="out", features=Features(), breaker=breaker)
+        plan = Plan(
+            relay="me",
+            settings=Settings.of(),
+            outlets=[outlet],
+            route=lambda _, outlet=outlet: outlet,
+            random=lambda: 0.5,
+            publish_timeout=5.0,
+            changes=changes,
+        )
+        unused = cast(Any, None)
+        pump = Pump(
+            name="default",
+            relay="me",
+            store=cast(Any, store),
+            plan=plan,
+            outlets=[outlet],
+            publishers={},
+            settings=Settings.of(),
+            clock=SystemClock(),
+            notice=told.append,
+            tally=Tally(),
+            journal=unused,
+            find_another=unused,
+        )
+        pumps.append((pump, outlet))
+    return pumps
+
+
+async def test_an_outage_is_over_after_it_began_whichever_pump_tells_of_it() -> None:
+    store, told = SlowStore(), list[events.Event]()
+    (pump, outlet), (other, other_outlet) = two_pumps(store, told)
+    pump.plan.changes.append(BreakerChanged(outlet, "tripped"))
+    telling = asyncio.create_task(other.step())
+    await store.asked.wait()
+    other.plan.changes.append(BreakerChanged(other_outlet, "closed"))
+    await pump.step()
+    store.may_go_on.set()
+    await telling
+    assert [type(event) for event in told] == [events.BreakerOpened, events.BreakerClosed]
+    assert store.reports == ["tripped", "closed"]
