@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -112,7 +113,7 @@ class Private(Protocol):
     def stop(self) -> None: ...
 
 
-class FaultSuite:
+class FaultSuite(ABC):
     broker: str
     """Its name among the services."""
     pause = 0.005
@@ -137,13 +138,13 @@ class FaultSuite:
         """The URL of the destination at this broker."""
         return address
 
+    @abstractmethod
     def prepare(self, address: str) -> str:
         """Make a new place for messages to arrive at; the topic that leads there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arrived(self, address: str, topic: str) -> Iterable[Arrived]:
         """All there is so far, oldest first, read with another client than the publisher's."""
-        raise NotImplementedError
 
     def count(self, address: str, topic: str) -> int:
         """How many there are so far."""

@@ -10,6 +10,7 @@ import gc
 import logging
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -68,7 +69,7 @@ Reaction = Answer | Silence | HangUp | Drip | bytes
 """Bytes are sent as they are."""
 
 
-class Loop:
+class Loop(ABC):
     """A server within an event loop that has a thread of its own."""
 
     def __init__(self) -> None:
@@ -76,8 +77,8 @@ class Loop:
         self._thread: threading.Thread | None = None
         self._end = asyncio.Event()
 
-    async def run(self, ready: threading.Event, end: asyncio.Event) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def run(self, ready: threading.Event, end: asyncio.Event) -> None: ...
 
     def begin(self) -> None:
         ready = threading.Event()

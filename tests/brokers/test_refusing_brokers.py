@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, ClassVar
@@ -204,17 +205,17 @@ class TestMissingTopic(Suite):
 # --- a message that is refused in the middle of a key
 
 
-class Place:
+class Place(ABC):
     """Takes everything but one kind of message, until it relents."""
 
     topic: str
     to: str
 
-    def relent(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def relent(self) -> None: ...
 
-    def arrived(self) -> list[Arrived]:
-        raise NotImplementedError
+    @abstractmethod
+    def arrived(self) -> list[Arrived]: ...
 
 
 class KafkaTopic(Place):

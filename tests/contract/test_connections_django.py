@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from typing import Any, ClassVar
@@ -34,8 +35,8 @@ if not settings.configured:
 class UsesDjango(ConnectionContract):
     """The other connection is for tests that need two at once: Django has one per name and thread."""
 
-    def place(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def place(self) -> dict[str, Any]: ...
 
     @pytest.fixture(autouse=True)
     def django_connections(self, database: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import select
 import stat
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from errno import EINVAL, ENOTSUP
@@ -114,7 +115,7 @@ class _Permit:
         return min(rest, 0.02)
 
 
-class _LinePublisher:
+class _LinePublisher(ABC):
     """Writes in pieces, in a thread. After a failure nothing more is written, so that what arrived is a prefix."""
 
     features = Features(ordered=True)
@@ -135,7 +136,7 @@ class _LinePublisher:
             failed = error is not None
             _answer(batch, piece, error)
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - nothing to do is right for all of them
         """Nothing stays open between two calls of `publish`."""
 
     async def _write_in_thread(self, batch: Batch, piece: Sequence[Message]) -> BaseException | None:
@@ -169,9 +170,9 @@ class _LinePublisher:
         finally:
             self._turn.release()
 
+    @abstractmethod
     def _write(self, data: bytes, permit: _Permit) -> None:
         """Return when the operating system has all of it."""
-        raise NotImplementedError
 
 
 def _answer(batch: Batch, messages: Sequence[Message], error: BaseException | None) -> None:

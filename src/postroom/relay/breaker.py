@@ -49,7 +49,7 @@ class Suspicion:
     """A probe went out without it: it is not at hand."""
 
     @property
-    def is_open(self) -> bool:
+    def awaits_trial(self) -> bool:
         """Nothing but trials can give it further strikes."""
         return self.asked and self.strikes >= STRIKES - 1
 
@@ -105,8 +105,8 @@ class Breaker:
     """Whose probe is out, of all who share this breaker."""
     probe: str | None = None
     """Which message it is."""
-    tried: int = -1
-    """Successes when a trial failed last."""
+    successes_at_trial: int = -1
+    """When one failed last."""
     suspects: dict[str, Suspicion] = field(default_factory=dict[str, Suspicion])
     of_topic: dict[str, int] = field(default_factory=dict[str, int])
     """Successes of each topic that has a suspect."""
@@ -156,9 +156,9 @@ class Breaker:
         others_succeeded = self.of_topic.get(message.topic, 0) > seen.of_topic
         seen.asked, seen.missed = retry_after is not None, False
         is_probe = self.state == "half-open" and self.probe == message.dedupe_id
-        if is_probe and seen.is_open:
-            self.tried = self.successes
-        if self._suspect(message, seen, others_succeeded and (is_probe or not seen.is_open)):
+        if is_probe and seen.awaits_trial:
+            self.successes_at_trial = self.successes
+        if self._suspect(message, seen, others_succeeded and (is_probe or not seen.awaits_trial)):
             if retry_after is not None:
                 seen.strikes = STRIKES  # somebody else may have used up what there was, each time: not so soon again
                 self._trip(error, now, random, retry_after)
@@ -229,9 +229,9 @@ class Breaker:
 
     def _is_triable(self, suspicion: Suspicion) -> bool:
         return (
-            suspicion.is_open
+            suspicion.awaits_trial
             and not suspicion.missed
-            and self.successes > self.tried
+            and self.successes > self.successes_at_trial
             and self.of_topic.get(suspicion.topic, 0) > suspicion.of_topic
         )
 

@@ -80,10 +80,9 @@ class Verdicts(Barriers):
     def settled(self, settlement: Settlement, result: Settled, now: float) -> None:
         """It is in the database: forget these messages. Of a slot that was lost meanwhile nothing is known any more, or
         what was read since: only deliveries count whatever happens."""
-        known, written = self._known, settlement
-        lost = {number for number, epoch in settlement.epochs.items() if not self._is_still_ours(number, epoch)}
-        if lost:
-            written = without_verdicts(settlement, lost)
+        known = self._known
+        lost = {number for number, _ in settlement.epochs.items() - self.epochs().items()}
+        written = without_verdicts(settlement, lost) if lost else settlement
         for message in settlement.delivered:
             slot = known.pop(message.position, None)
             if slot is not None:
@@ -108,10 +107,6 @@ class Verdicts(Barriers):
                 barrier.unsettled = max(0, barrier.unsettled - 1)
         self._under_way = None
         self.lose(result.refused - lost)
-
-    def _is_still_ours(self, number: int, epoch: int) -> bool:
-        slot = self.slots.get(number)
-        return slot is not None and slot.epoch == epoch
 
     def _decide(self, lane: Lane, message: Message, error: BaseException | None, now: float) -> None:
         breaker, topic = lane.outlet.breaker, lane.topic
@@ -140,9 +135,9 @@ class Verdicts(Barriers):
         """Whether no attempt is counted: it was not tried, or it was the destination's fault."""
         if lane.lost or isinstance(error, NotAttempted):
             return True
-        if is_unavailable(error) and not self._is_to_blame(lane, message, error, now):
-            return True
-        if is_unavailable(error) or getattr(error, "permanent", False):
+        if is_unavailable(error):
+            return not self._is_to_blame(lane, message, error, now) or self._was_answered(lane)
+        if getattr(error, "permanent", False):
             return self._was_answered(lane)
         return self._is_misjudged(lane, message, error, now)
 

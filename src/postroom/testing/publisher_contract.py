@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ def _ids(messages: Iterable[Message | Received]) -> set[str]:
     return {message.id for message in messages}
 
 
-class _PublisherTest:
+class _PublisherTest(ABC):
     """The hooks, and how the suite hands messages over and looks at what arrived."""
 
     pytestmark = pytest.mark.asyncio
@@ -89,26 +90,13 @@ class _PublisherTest:
     grace = 0.1
     """Seconds to wait for what should not."""
 
+    @abstractmethod
     async def make_publisher(self) -> Publisher:
         """A new publisher to the destination."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def received(self) -> Sequence[Received]:
         """What has arrived so far, oldest first."""
-        raise NotImplementedError
-
-    async def break_destination(self) -> None:
-        """From now on the destination fails at once: the connection is refused, the disk is full."""
-        raise NotImplementedError
-
-    async def hang_destination(self) -> None:
-        """From now on the destination accepts nothing and says nothing. What is on its way when it is mended is thrown
-        away, so that whatever arrives afterwards has left the publisher afterwards."""
-        raise NotImplementedError
-
-    async def mend_destination(self) -> None:
-        """All is well again."""
-        raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def batches(self) -> Iterator[list[RecordingBatch]]:
@@ -199,6 +187,12 @@ class _PublisherTest:
         return sendable[: publisher.features.max_batch]
 
 
+class _MendableTest(_PublisherTest):
+    @abstractmethod
+    async def mend_destination(self) -> None:
+        """All is well again."""
+
+
 class DeliveryContract(_PublisherTest):
     async def test_every_message_is_answered_and_arrives(self, publisher: Publisher) -> None:
         messages = self.messages(10, keys=["a", "b", None])
@@ -272,7 +266,11 @@ class LeaseContract(_PublisherTest):
         await self.assert_prefixes_arrived(messages, batch)
 
 
-class OutageContract(_PublisherTest):
+class OutageContract(_MendableTest):
+    @abstractmethod
+    async def break_destination(self) -> None:
+        """From now on the destination fails at once: the connection is refused, the disk is full."""
+
     async def test_an_outage_blames_no_message(self, publisher: Publisher) -> None:
         messages = self.messages(10, keys=["a", "b", None])
         await self.break_destination()
@@ -317,8 +315,13 @@ class OutageContract(_PublisherTest):
         assert all(error is not None and is_unavailable(error) for error in errors), errors
 
 
-class TimeoutContract(_PublisherTest):
+class TimeoutContract(_MendableTest):
     """A destination that takes nothing and says nothing."""
+
+    @abstractmethod
+    async def hang_destination(self) -> None:
+        """From now on the destination accepts nothing and says nothing. What is on its way when it is mended is thrown
+        away, so that whatever arrives afterwards has left the publisher afterwards."""
 
     async def test_silence_is_an_outage_and_nothing_leaves_afterwards(self, publisher: Publisher) -> None:
         messages = self.messages(100, keys=[*(f"key-{n}" for n in range(40)), None])
@@ -371,12 +374,12 @@ class PublisherContract(DeliveryContract, LeaseContract, OutageContract, Timeout
     """What holds for every publisher: inherit from it, under a name that begins with Test."""
 
 
-class RejectionContract(_PublisherTest):
+class RejectionContract(_MendableTest):
     """For destinations that can refuse one message and take the next."""
 
+    @abstractmethod
     async def reject(self, ids: Collection[str]) -> None:
         """From now on, and until it is mended, the destination refuses these messages and takes others."""
-        raise NotImplementedError
 
     async def test_a_refused_message_is_to_blame_alone(self, publisher: Publisher) -> None:
         messages = self.messages(9, keys=["a", "b", "c", *(None,) * 6])

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
@@ -77,7 +78,7 @@ class Packed(NamedTuple):
     size: int
 
 
-class AwsPublisher:
+class AwsPublisher(ABC):
     """What is left to the services: their names for things, and the two calls."""
 
     service: str
@@ -146,18 +147,18 @@ class AwsPublisher:
 
     # --- the service's own
 
-    async def _address(self, client: Any, name: str) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    async def _address(self, client: Any, name: str) -> str: ...
 
+    @abstractmethod
     async def _look(self, client: Any, name: str) -> None:
         """Raises if the place is not there."""
-        raise NotImplementedError
 
-    async def _transmit(self, client: Any, address: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    async def _transmit(self, client: Any, address: str, entries: list[dict[str, Any]]) -> dict[str, Any]: ...
 
-    def _entry(self, body: str, attributes: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _entry(self, body: str, attributes: dict[str, Any]) -> dict[str, Any]: ...
 
     # --- packing
 

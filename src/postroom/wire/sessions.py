@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
@@ -67,7 +68,7 @@ class Sessions(Generic[S]):
             await session.close()
 
 
-class Waiting:
+class Waiting(ABC):
     """The part of a session that has those wait who sent something."""
 
     lost: str | None = None
@@ -79,16 +80,16 @@ class Waiting:
     _news: asyncio.Event
     """That something was answered, or that it is lost."""
 
+    @abstractmethod
     def abort(self, why: str) -> None:
         """Nothing more may leave."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self, call: Call) -> None:
         """Answer nothing to it any more."""
-        raise NotImplementedError
 
-    def _has_unsent(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _has_unsent(self) -> bool: ...
 
     def give_up(self, call: Call, since: float, patience: float) -> None:
         """Nobody waits for it any more, and what was not sent yet must not be. Other calls go on, unless nothing was

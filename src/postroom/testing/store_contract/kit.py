@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -151,27 +152,27 @@ async def own(store: Store, relay: str = "relay-1", slots: Sequence[int] = ALL_S
     return Owner(store, relay, epochs_of(await store.acquire(relay, slots, ttl)))
 
 
-class StoreFixtures:
+class StoreFixtures(ABC):
     """What a subclass tells the suite about its store."""
 
+    @abstractmethod
     async def make_store(self, clock: FakeClock) -> Store:
         """A store on an empty database, not opened yet, whose time is this clock's."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def make_another(self, store: Any, clock: FakeClock) -> Store:
         """Another store on the same database, as a second process would have; the same object if there can be no
         other."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def insert(self, store: Any, messages: Sequence[Message]) -> None:
         """Commit these messages in this order, in one transaction of its own connection, as an application would:
         created at the store's time, to `later` if `deliver_at` is in the future, with `sequence` and `generation` if
         the message has a sequence. Payloads are bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def remove(self, store: Any, message: Message) -> None:
         """Delete the message's row behind the store's back, wherever it is."""
-        raise NotImplementedError
 
     @pytest.fixture
     def clock(self) -> FakeClock:
