@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from postroom import events
 from postroom.clock import SystemClock
+from postroom.errors import StoreError, StoreUnavailable
 from postroom.ports import Features
 from postroom.relay.breaker import Breaker
 from postroom.relay.memory import BreakerChanged, Changes
@@ -17,13 +20,14 @@ from postroom.settings import Settings
 
 
 class SlowStore:
-    """Takes its time for the first report."""
+    """Takes its time for the first report, and fails if it is told to."""
 
     sweep_interval = 60.0
 
     def __init__(self) -> None:
         self.reports: list[str] = []
         self.asked, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self.error: Exception | None = None
 
     async def report_trip(self, destination: str, relay: str, error: str) -> None:
         self.asked.set()
@@ -31,6 +35,8 @@ class SlowStore:
         self.reports.append("tripped")
 
     async def report_success(self, destination: str) -> None:
+        if self.error is not None:
+            raise self.error
         self.reports.append("closed")
 
 
@@ -80,3 +86,29 @@ async def test_an_outage_is_over_after_it_began_whichever_pump_tells_of_it() -> 
     await telling
     assert [type(event) for event in told] == [events.BreakerOpened, events.BreakerClosed]
     assert store.reports == ["tripped", "closed"]
+
+
+async def test_the_end_of_an_outage_that_could_not_be_written_down_is_told_again() -> None:
+    store, told = SlowStore(), list[events.Event]()
+    (pump, outlet), _ = two_pumps(store, told)
+    pump.plan.changes.append(BreakerChanged(outlet, "closed"))
+    store.error = StoreUnavailable("gone")
+    with pytest.raises(StoreUnavailable):
+        await pump.step()
+    assert not told
+    store.error = None
+    await pump.step()
+    await pump.step()
+    assert store.reports == ["closed"]
+    assert [type(event) for event in told] == [events.BreakerClosed]
+
+
+async def test_a_store_that_refuses_to_write_it_down_is_not_asked_for_ever() -> None:
+    store = SlowStore()
+    (pump, outlet), _ = two_pumps(store, [])
+    pump.plan.changes.append(BreakerChanged(outlet, "closed"))
+    store.error = StoreError("no right to do that")
+    with pytest.raises(StoreError):
+        await pump.step()
+    await pump.step()
+    assert not pump.plan.changes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import events
 from ..clock import Clock
-from ..errors import NoAnswer, NotAttempted, PostroomError
+from ..errors import NoAnswer, NotAttempted, PostroomError, StoreUnavailable
 from ..message import Message
 from ..ports import Postponement, Publisher, Retry, Settlement, Store
 from ..settings import Settings, grace
@@ -469,7 +469,8 @@ class Pump:
             self._notice(events.Parked(outbox=name, count=len(settlement.parked)))
 
     async def _tell_changes(self) -> None:
-        """Breakers that changed: to the observers, and to the other relays through the database."""
+        """Breakers that changed: to the other relays through the database, and then to the observers. What could not be
+        written down is told again: else `status` would show an outage that is over."""
         while self.plan.out_of_order:
             outlet, message = self.plan.out_of_order.pop()
             self._notice(events.OutOfOrder(outbox=self._name, destination=outlet.name, message=message))
@@ -479,7 +480,12 @@ class Pump:
         changes.is_being_told = True
         try:
             while changes:
-                await self._tell(changes.popleft())
+                change = changes.popleft()
+                try:
+                    await self._tell(change)
+                except StoreUnavailable:
+                    changes.appendleft(change)
+                    raise
         finally:
             changes.is_being_told = False
 
@@ -488,16 +494,12 @@ class Pump:
         if change.topic is not None:
             self._tell_of_topic(outlet, change.topic)
         elif change.state == "closed":
-            self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
             await self._store.report_success(outlet.name)
+            self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
         else:
-            pause = max(0.0, outlet.breaker.until - self._clock.monotonic())
-            self._notice(
-                events.BreakerOpened(
-                    outbox=self._name, destination=outlet.name, error=outlet.breaker.error, pause=pause
-                )
-            )
-            await self._store.report_trip(outlet.name, self._relay, outlet.breaker.error)
+            error, pause = outlet.breaker.error, max(0.0, outlet.breaker.until - self._clock.monotonic())
+            await self._store.report_trip(outlet.name, self._relay, error)
+            self._notice(events.BreakerOpened(outbox=self._name, destination=outlet.name, error=error, pause=pause))
 
     def _tell_of_topic(self, outlet: Outlet, topic: str) -> None:
         """As it is now: other relays find out themselves."""

@@ -297,11 +297,9 @@ class Session:
             pass
         self._renewal = asyncio.create_task(self._endure(keeper.run))  # until it is finished
         while not self._stopping.is_set():
+            self._sweep_once(swept)
             await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
-            if not swept.issuperset(ours := self._slots()):
-                swept |= ours
-                for pump in self.pumps:
-                    pump.plan.sweep()
+            if not swept.issuperset(self._slots()):
                 continue
             try:
                 if self._clock.monotonic() >= give_up or not await self._others_have_rows():
@@ -311,6 +309,13 @@ class Session:
             await self._sleep(min(0.1, self._settings.lease_ttl / 10))
             keeper.woken.set()
             await asyncio.sleep(0)
+
+    def _sweep_once(self, swept: set[int]) -> None:
+        """Before a slot is emptied, and not after: what was deleted meanwhile would all be walked through again."""
+        if not swept.issuperset(ours := self._slots()):
+            swept |= ours
+            for pump in self.pumps:
+                pump.plan.sweep()
 
     async def _could_tick(self, keeper: LeaseKeeper, pause: Pause, give_up: float) -> bool:
         try:
