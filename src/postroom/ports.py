@@ -533,6 +533,8 @@ class Store(StoreReader, Protocol):
     sweep_interval: float
     """Seconds between two sweeps, which read everything from the start: a safety net that costs a walk through whatever
     the database has not cleaned up yet."""
+    may_miss_rows: bool
+    """Whether a row may be committed in such a way that only a sweep finds it."""
 
     async def open(self, *, claim: str | None = None, create_tables: bool = True) -> None:
         """Connect, create missing tables (or raise `TablesMissing`), check the version (`SchemaMismatch`) and, if a

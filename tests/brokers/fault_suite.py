@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -20,6 +20,7 @@ import pytest
 
 from postroom import Message, Outbox
 from postroom.events import BreakerClosed, BreakerOpened, Event
+from postroom.testing.suite import Suite
 from tests.acceptance.servers.conftest import Named, emptied
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import in_order, relay_running
@@ -113,26 +114,26 @@ class Private(Protocol):
     def stop(self) -> None: ...
 
 
-class FaultSuite(ABC):
+class AtBroker:
     broker: str
     """Its name among the services."""
-    pause = 0.005
-    """Seconds between two messages of a key: not much more shall be written than can be delivered."""
-    settings = SETTINGS
-    enough = 10_000
-    """Bytes that a client says on a connection before answers to it are swallowed."""
 
     def shared(self) -> str:
         """The address of a broker that is there for every test."""
         return server_url(self.broker)
 
-    def private(self) -> Private:
-        server_url(self.broker)  # skip if there is none
-        return PrivateServer(self.broker)
+    @pytest.fixture
+    def database(self, database_of_this_worker: Named) -> Iterator[Database]:
+        with closing(emptied("postgresql-15", database_of_this_worker)) as database:
+            yield database
 
-    def network(self, address: str) -> AbstractContextManager[Proxy]:
-        """Between the relay and the shared broker."""
-        return Proxy(address)
+
+class LoadSuite(AtBroker, Suite):
+    """Messages are written and delivered while something happens to the broker."""
+
+    pause = 0.005
+    """Seconds between two messages of a key: not much more shall be written than can be delivered."""
+    settings = SETTINGS
 
     def to(self, address: str) -> str:
         """The URL of the destination at this broker."""
@@ -149,11 +150,6 @@ class FaultSuite(ABC):
     def count(self, address: str, topic: str) -> int:
         """How many there are so far."""
         return len(list(self.arrived(address, topic)))
-
-    @pytest.fixture
-    def database(self, database_of_this_worker: Named) -> Iterator[Database]:
-        with closing(emptied("postgresql-15", database_of_this_worker)) as database:
-            yield database
 
     @contextmanager
     def load(
@@ -176,6 +172,19 @@ class FaultSuite(ABC):
         assert committed > 0
         assert (verdict.lost, verdict.reordered, verdict.dead) == (0, 0, 0)
         assert verdict.duplicates <= faults * IN_FLIGHT
+
+
+class FaultSuite(LoadSuite):
+    enough = 10_000
+    """Bytes that a client says on a connection before answers to it are swallowed."""
+
+    def private(self) -> Private:
+        server_url(self.broker)  # skip if there is none
+        return PrivateServer(self.broker)
+
+    def network(self, address: str) -> AbstractContextManager[Proxy]:
+        """Between the relay and the shared broker."""
+        return Proxy(address)
 
     def test_a_broker_that_is_down_for_a_while_loses_and_reorders_nothing(
         self, database: Database, record_property: Callable[[str, object], None]

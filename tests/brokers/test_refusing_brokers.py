@@ -20,7 +20,7 @@ from postroom.events import Died, Event, Retried
 from tests.acceptance.servers.database import Database
 from tests.acceptance.servers.deliveries import relay_running
 from tests.brokers.aws_reader import Aws, headers_of, picky_sqs, url_of
-from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, Breakers, FaultSuite
+from tests.brokers.fault_suite import PATIENCE, SETTINGS, Arrived, AtBroker, Breakers, LoadSuite
 from tests.brokers.test_amqp import Reader, declare, delete
 from tests.brokers.test_kafka import PARTITIONS, create, records
 from tests.conftest import server_url
@@ -30,16 +30,7 @@ KAFKA: Any = admin
 Record = Callable[[str, object], None]
 
 
-class Suite(FaultSuite):
-    """Only what is here."""
-
-    test_a_broker_that_is_down_for_a_while_loses_and_reorders_nothing = None  # type: ignore[assignment]
-    test_connections_that_are_cut_again_and_again_lose_and_reorder_nothing = None  # type: ignore[assignment]
-    test_connections_that_fall_silent_are_replaced = None  # type: ignore[assignment]
-    test_answers_that_are_swallowed_lose_and_reorder_nothing = None  # type: ignore[assignment]
-
-
-class TestFullQueue(Suite):
+class TestFullQueue(LoadSuite):
     """RabbitMQ with `x-overflow: reject-publish`."""
 
     broker = "rabbitmq"
@@ -87,7 +78,7 @@ class TestFullQueue(Suite):
         asyncio.run(delete(address, self.topic))
 
 
-class TestThrottling(Suite):
+class TestThrottling(LoadSuite):
     """SQS."""
 
     broker = "moto"
@@ -138,7 +129,7 @@ class Failures:
             self.topics.append(event.message.topic)
 
 
-class TestMissingExchange(Suite):
+class TestMissingExchange(AtBroker):
     """RabbitMQ closes the channel for the sake of one message."""
 
     broker = "rabbitmq"
@@ -181,7 +172,7 @@ async def bind(address: str, topic: str) -> None:
         await (await channel.get_queue(topic)).bind(exchange, "#")
 
 
-class TestMissingTopic(Suite):
+class TestMissingTopic(AtBroker):
     """Of Kafka, to which one type of a key goes."""
 
     broker = "kafka"
@@ -289,7 +280,7 @@ def place_at(broker: str) -> Iterator[Place]:
             end()
 
 
-class TestMiddleOfAKey(Suite):
+class TestMiddleOfAKey(AtBroker):
     broker = "postgresql-15"
 
     @pytest.mark.parametrize("kind", ["kafka", "rabbitmq", "sqs"])

@@ -165,6 +165,7 @@ class FragileStore:
         self.workers = WORKERS
         self.sweep_interval = math.inf
         """The safety net is away: all must be found without it."""
+        self.may_miss_rows = False
         self.name = store.name
         self.fault: tuple[int, str, type[BaseException]] | None = None
         self._calls = 0

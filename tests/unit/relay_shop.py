@@ -10,6 +10,7 @@ from postroom import (
     Relay,
     events,
 )
+from postroom.relay.leases import LeaseKeeper
 from postroom.stores.memory import MemoryStore
 
 
@@ -61,3 +62,8 @@ class Shop:
 def owned(relay: Relay) -> set[int]:
     session = relay._session
     return {slot for pump in session.pumps for slot in pump.plan.slots} if session else set()
+
+
+def keeper_of(relay: Relay) -> LeaseKeeper:
+    assert relay._session is not None
+    return relay._session._keeper_or_fail()

@@ -184,7 +184,7 @@ def test_a_settlement_that_is_refused_after_the_slot_was_taken_anew_takes_nothin
     plan.settled(settlement, Settled(refused=frozenset({1})), 0.0)
     assert plan.epochs() == {1: 8}
     assert plan.marks() == {1: 0}
-    plan.sweep()
+    plan.sweep([1])
     read(plan, *[message(row.position) for row in rows])
     assert [sent.position for sent in plan.next_batch(outlet, 0.0)] == [1, 2]
 

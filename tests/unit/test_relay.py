@@ -14,7 +14,7 @@ from postroom import (
     events,
 )
 from postroom.ports import Query
-from tests.unit.relay_shop import Shop, owned
+from tests.unit.relay_shop import Shop, keeper_of, owned
 from tests.waiting import until
 
 # --- draining
@@ -35,6 +35,42 @@ async def test_a_delivered_message_has_all_that_was_said(shop: Shop) -> None:
     assert message.headers == {"tenant": "a"}
     assert (message.attempt, message.sequence) == (1, None)
     assert message.wire_headers()["postroom-id"] == message.id
+
+
+@pytest.mark.parametrize("lost_after", [10, 20, 100])
+async def test_a_drain_reads_what_is_below_the_marks(shop: Shop, lost_after: int) -> None:
+    """There is something if the table was emptied and counts from 1 again. Also when the slots are lost meanwhile."""
+    messages = [shop.add(key="k") for _ in range(50)]
+    for lease in shop.store.tables.leases.values():
+        lease.mark = 1_000
+
+    def take(message: Message) -> None:
+        shop.arrived.append(message)
+        if len(shop.arrived) == lost_after:
+            keeper_of(relay).lose_all()
+            for lease in shop.store.tables.leases.values():
+                lease.owner = lease.expires_at = None
+
+    relay = shop.relay(take, batch_size=10)
+    assert (await relay.drain()).pending == 0
+    assert {message.id for message in shop.arrived} == {message.id for message in messages}
+
+
+async def test_a_drain_looks_again_for_rows_that_its_store_may_miss(shop: Shop) -> None:
+    """One whose statement was slow: its position was taken before those that the relay has passed meanwhile."""
+    shop.store.may_miss_rows = True
+    messages = [shop.add(key="k") for _ in range(40)]
+    rows = shop.store.tables.hot
+    late = rows.take(sorted(rows.rows)[4])
+    assert late is not None
+
+    def take(message: Message) -> None:
+        shop.arrived.append(message)
+        if len(shop.arrived) == 30:
+            rows.put(late)
+
+    report = await shop.relay(take).drain()
+    assert (report.delivered, report.pending) == (len(messages), 0)
 
 
 async def test_a_relay_can_drain_again(shop: Shop) -> None:

@@ -546,3 +546,25 @@ async def test_a_drain_waits_for_a_renewal_if_the_lease_is_too_short_to_start_th
 
     report = await shop.relay(slow, lease_ttl=1).drain()
     assert (report.delivered, report.pending) == (60, 0)
+
+
+async def test_an_outage_that_another_relay_saw_is_over_with_the_first_success(shop: Shop) -> None:
+    """As when drains are started again and again, and one of them met an outage: `status` must not show it for ever."""
+    is_down = True
+
+    def publish(message: Message) -> None:
+        if is_down:
+            raise DestinationUnavailable("503")
+        shop.arrived.append(message)
+
+    async def outages() -> list[bool]:
+        return [breaker["tripped_at"] is not None for breaker in (await shop.store.status()).breakers]
+
+    shop.add()
+    await shop.relay(publish).drain()
+    assert await outages() == [True]
+    is_down = False
+    await shop.relay(publish).drain()
+    assert len(shop.arrived) == 1
+    assert await outages() == [False]
+    assert len(shop.diary.of(events.BreakerOpened)) == 1

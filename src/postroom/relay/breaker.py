@@ -98,6 +98,8 @@ class Breaker:
     shared_successes: int | None = None
     """What the database said when this breaker tripped; a change means that another relay got through."""
     error: str = ""
+    is_on_record: bool = False
+    """The database may still show an outage that an earlier relay met: the first success ends it."""
     misjudged: bool = False
     """Tripped by message failures: until a success, further message failures are the destination's too."""
     allowance: float = float("inf")
@@ -143,7 +145,8 @@ class Breaker:
 
     def succeed(self, count: int) -> bool:
         """Note so many deliveries, if nothing but their number matters: all is well, and nobody is suspected."""
-        if self.suspects or self.streak or self.failing or self.state != "closed" or self.allowance != float("inf"):
+        is_at_peace = self.state == "closed" and self.allowance == float("inf") and not self.is_on_record
+        if not is_at_peace or self.suspects or self.streak or self.failing:
             return False
         self.successes += count
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ..settings import Settings
 from .appetite import Appetite
 from .gates import ClosedTopic, HeldKey, Slot
 from .outlet import Lane, Outlet
+from .pause import Pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,23 @@ class BreakerChanged:
 
 
 class Changes(deque[BreakerChanged]):
-    """In the order in which they happened. The pumps of a relay share them as they share the breakers, and one of them
-    tells at a time: else the others would be told of the end of an outage before its beginning."""
+    """For the observers, in the order in which they happened. The pumps of a relay share them, as they share the
+    breakers."""
 
-    is_being_told = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.unwritten: dict[str, BreakerChanged] = {}
+        """For the database: the latest of each destination."""
+        self.is_being_written = False
+        """One pump at a time: else the end of an outage may be written down before its beginning."""
+        self.write_at = -math.inf
+        self.pause = Pause()
+        """Between tries to write."""
+
+    def written(self, change: BreakerChanged) -> None:
+        """Or refused. Something newer may be to be said of the same destination."""
+        if self.unwritten.get(change.outlet.name) is change:
+            del self.unwritten[change.outlet.name]
 
 
 class Memory:
@@ -133,10 +148,11 @@ class Memory:
             if not (slot.leaving or slot.full or slot.stale)
         ]
 
-    def sweep(self) -> None:
-        """Read everything again from the start: a safety net, not the mechanism."""
-        for slot in self.slots.values():
-            slot.rewind(1)
+    def sweep(self, numbers: Iterable[int]) -> None:
+        """Read these slots again from the start: a safety net, not the mechanism."""
+        for number in numbers:
+            if (slot := self.slots.get(number)) is not None:
+                slot.rewind(1)
 
     @property
     def unanswered(self) -> int:

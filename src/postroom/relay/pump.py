@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import events
 from ..clock import Clock
-from ..errors import NoAnswer, NotAttempted, PostroomError, StoreUnavailable
+from ..errors import NoAnswer, NotAttempted, PostroomError, StoreError, StoreUnavailable
 from ..message import Message
 from ..ports import Postponement, Publisher, Retry, Settlement, Store
 from ..settings import Settings, grace
@@ -176,7 +176,8 @@ class Pump:
             busy = True
             await asyncio.sleep(0)  # the calls begin, and then we look around
         busy |= await self._look()
-        await self._tell_changes()
+        self.tell_changes()
+        await self.write_changes()
         return busy
 
     async def settle(self) -> bool:
@@ -225,7 +226,7 @@ class Pump:
         now = self._clock.monotonic()
         if now >= self._sweep_at:
             self._sweep_at = now + self._store.sweep_interval
-            self.plan.sweep()
+            self.plan.sweep(self.plan.slots)
 
     async def _fetch(self) -> bool:
         wanted = self.plan.wants(self._clock.monotonic())
@@ -468,38 +469,31 @@ class Pump:
         if settlement.parked:
             self._notice(events.Parked(outbox=name, count=len(settlement.parked)))
 
-    async def _tell_changes(self) -> None:
-        """Breakers that changed: to the other relays through the database, and then to the observers. What could not be
-        written down is told again: else `status` would show an outage that is over."""
+    def tell_changes(self) -> None:
+        """What became of breakers, to the observers."""
         while self.plan.out_of_order:
             outlet, message = self.plan.out_of_order.pop()
             self._notice(events.OutOfOrder(outbox=self._name, destination=outlet.name, message=message))
         changes = self.plan.changes
-        if changes.is_being_told:
-            return
-        changes.is_being_told = True
-        try:
-            while changes:
-                change = changes.popleft()
-                try:
-                    await self._tell(change)
-                except StoreUnavailable:
-                    changes.appendleft(change)
-                    raise
-        finally:
-            changes.is_being_told = False
+        while changes:
+            change = changes.popleft()
+            self._tell(change)
+            if change.topic is None:
+                changes.unwritten[change.outlet.name] = change
 
-    async def _tell(self, change: BreakerChanged) -> None:
+    def _tell(self, change: BreakerChanged) -> None:
         outlet = change.outlet
         if change.topic is not None:
             self._tell_of_topic(outlet, change.topic)
         elif change.state == "closed":
-            await self._store.report_success(outlet.name)
             self._notice(events.BreakerClosed(outbox=self._name, destination=outlet.name))
         else:
-            error, pause = outlet.breaker.error, max(0.0, outlet.breaker.until - self._clock.monotonic())
-            await self._store.report_trip(outlet.name, self._relay, error)
-            self._notice(events.BreakerOpened(outbox=self._name, destination=outlet.name, error=error, pause=pause))
+            pause = max(0.0, outlet.breaker.until - self._clock.monotonic())
+            self._notice(
+                events.BreakerOpened(
+                    outbox=self._name, destination=outlet.name, error=outlet.breaker.error, pause=pause
+                )
+            )
 
     def _tell_of_topic(self, outlet: Outlet, topic: str) -> None:
         """As it is now: other relays find out themselves."""
@@ -513,6 +507,35 @@ class Pump:
                     outbox=name, destination=outlet.name, topic=topic, error=failing.error, pause=pause
                 )
             )
+
+    async def write_changes(self) -> None:
+        """And to the other relays and `status`, through the database. What cannot be written down now is written later,
+        and keeps nothing from being delivered: whether the database is there, the next read says."""
+        changes = self.plan.changes
+        if changes.is_being_written or self._clock.monotonic() < changes.write_at:
+            return
+        changes.is_being_written = True
+        try:
+            while changes.unwritten:
+                change = next(iter(changes.unwritten.values()))
+                try:
+                    await self._write(change)
+                except StoreUnavailable:
+                    changes.write_at = self._clock.monotonic() + changes.pause.next()
+                    return
+                except StoreError:
+                    changes.written(change)
+                    raise
+                changes.written(change)
+                changes.pause.reset()
+        finally:
+            changes.is_being_written = False
+
+    async def _write(self, change: BreakerChanged) -> None:
+        if change.state == "closed":
+            await self._store.report_success(change.outlet.name)
+        else:
+            await self._store.report_trip(change.outlet.name, self._relay, change.outlet.breaker.error)
 
 
 def _retried(retry: Retry, outbox: str) -> events.Retried:

@@ -78,6 +78,8 @@ class Session:
         self._troubles: set[type[BaseException]] = set()
         """What is wrong with the database, and was told: each kind once, as the first need not say what it is about."""
         self._are_tables_missing = False
+        self._on_record = frozenset[str]()
+        """Destinations that earlier relays had something to say of."""
         self.is_replaced = False
         """The database is not the one that this session began with, and all that it knows may be wrong."""
         self._finished = False
@@ -91,7 +93,7 @@ class Session:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         await self._open_store(self._clock.monotonic() + patience, endured)
         self._publishers = {target.name: target.make() for target in self._targets()}
-        breakers = {name: self._breaker(publisher.features) for name, publisher in self._publishers.items()}
+        breakers = {name: self._breaker(name, publisher.features) for name, publisher in self._publishers.items()}
         rooms = {name: _room(publisher.features) for name, publisher in self._publishers.items()}
         self._journal = Journal(self._store, self._relay, self._epochs)
         self._changes = Changes()
@@ -131,7 +133,8 @@ class Session:
         while not self._stopping.is_set():
             try:
                 await self._store.open(claim=self._settings.claim, create_tables=self._settings.create_tables)
-                if NO_ROUTE in await self._store.successes():
+                self._on_record = frozenset(await self._store.successes())
+                if NO_ROUTE in self._on_record:
                     await self._store.report_success(NO_ROUTE)  # there may be one now
             except endured as error:
                 await self._wait_for_store(error, pause, give_up)
@@ -151,9 +154,14 @@ class Session:
     def _epochs(self) -> dict[int, int]:
         return {slot: epoch for pump in self.pumps for slot, epoch in pump.plan.epochs().items()}
 
-    def _breaker(self, features: Features) -> Breaker:
+    def _breaker(self, name: str, features: Features) -> Breaker:
         settings, kind = self._settings, Unbreakable if features.local else Breaker
-        return kind(initial=settings.breaker_initial, cap=settings.breaker_cap, trip_after=settings.trip_after)
+        return kind(
+            initial=settings.breaker_initial,
+            cap=settings.breaker_cap,
+            trip_after=settings.trip_after,
+            is_on_record=name in self._on_record,
+        )
 
     def _make_pump(
         self, breakers: dict[str, Breaker], rooms: dict[str, Room | None], rates: dict[str, Rate | None]
@@ -265,6 +273,8 @@ class Session:
                 clean = all(await asyncio.gather(*finishing))
                 for pump in self.pumps:  # the last answer to one may have given something back to another
                     await pump.settle()
+                    pump.tell_changes()
+                    await pump.write_changes()
                 await keeper.release_all()
         if outlast:
             with contextlib.suppress(PostroomError):
@@ -292,14 +302,15 @@ class Session:
             return
         keeper = self._keeper_or_fail()
         give_up, pause = self._clock.monotonic() + self._settings.lease_ttl + 1, Pause()
-        swept: set[int] = set()
+        swept: set[tuple[int, int]] = set()
         while not await self._could_tick(keeper, pause, give_up):
             pass
         self._renewal = asyncio.create_task(self._endure(keeper.run))  # until it is finished
         while not self._stopping.is_set():
-            self._sweep_once(swept)
+            if not self._store.may_miss_rows:
+                self._sweep(swept)  # before they are emptied: else all that is deleted would be walked through again
             await self._pump_until_idle(self._clock.monotonic() + self._settings.lease_ttl + 1)
-            if not swept.issuperset(self._slots()):
+            if self._sweep(swept):
                 continue
             try:
                 if self._clock.monotonic() >= give_up or not await self._others_have_rows():
@@ -310,12 +321,13 @@ class Session:
             keeper.woken.set()
             await asyncio.sleep(0)
 
-    def _sweep_once(self, swept: set[int]) -> None:
-        """Before a slot is emptied, and not after: what was deleted meanwhile would all be walked through again."""
-        if not swept.issuperset(ours := self._slots()):
-            swept |= ours
-            for pump in self.pumps:
-                pump.plan.sweep()
+    def _sweep(self, swept: set[tuple[int, int]]) -> bool:
+        """Slots that were not swept since they came to us; whether there were any."""
+        new = self._epochs().items() - swept
+        swept |= new
+        for pump in self.pumps:
+            pump.plan.sweep(slot for slot, _ in new)
+        return bool(new)
 
     async def _could_tick(self, keeper: LeaseKeeper, pause: Pause, give_up: float) -> bool:
         try:

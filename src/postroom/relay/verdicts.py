@@ -147,6 +147,9 @@ class Verdicts(Barriers):
         self._settlement.delivered.append(message)
         if outlet.breaker.succeeded(message):
             self.changes.append(BreakerChanged(outlet, "closed"))
+        if outlet.breaker.is_on_record and outlet.breaker.state == "closed":
+            outlet.breaker.is_on_record = False
+            self.changes.unwritten.setdefault(outlet.name, BreakerChanged(outlet, "closed"))
         if lane.returned or (self.held and not lane.lost and message.key is not None):
             self._delivered_though_held(lane, message)
 

@@ -56,6 +56,7 @@ class MemoryStore:
 
     workers = 1
     sweep_interval = 30.0
+    may_miss_rows = False
 
     def __init__(
         self,

@@ -129,6 +129,7 @@ def code_of(error: BaseException) -> int:
 
 class MysqlStore(ServerStore[Collection[int]]):
     workers = 2
+    may_miss_rows = True  # see mysql_writers
     drivers = {  # noqa: RUF012 - nobody changes it
         "mysql": "mysql+asyncmy",
         "mariadb": "mariadb+asyncmy",

@@ -64,6 +64,7 @@ class SqlStore(Store):
 
     dialect: SqlDialect
     sweep_interval = 30.0
+    may_miss_rows = False
 
     def __init__(
         self,

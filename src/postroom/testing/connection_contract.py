@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
@@ -25,6 +25,7 @@ from ..message import IDEMPOTENCY_HEADER, TASKS_TOPIC, Message, slot_of
 from ..outbox import Outbox
 from ..tasks import Task, Tasks
 from .clock import FakeClock
+from .suite import Suite
 
 REMEDY = r"postroom_absent_outbox.*postroom init.*create_tables"
 
@@ -52,7 +53,7 @@ def _nothing(payload: Any) -> None:
     """A task."""
 
 
-class ConnectionContract(ABC):
+class ConnectionContract(Suite):
     """One kind of connection, and the tests it must pass."""
 
     pytestmark = pytest.mark.asyncio

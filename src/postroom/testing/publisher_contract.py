@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +38,7 @@ from ..failures import is_unavailable
 from ..message import Message
 from ..ports import Publisher
 from .batch import RecordingBatch, hand_over
+from .suite import Suite
 
 PAYLOADS = {
     "empty": b"",
@@ -75,7 +76,7 @@ def _ids(messages: Iterable[Message | Received]) -> set[str]:
     return {message.id for message in messages}
 
 
-class _PublisherTest(ABC):
+class _PublisherTest(Suite):
     """The hooks, and how the suite hands messages over and looks at what arrived."""
 
     pytestmark = pytest.mark.asyncio

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -27,6 +27,7 @@ from ...ports import (
     Store,
 )
 from ..clock import FakeClock
+from ..suite import Suite
 
 ALL_SLOTS = range(SLOTS)
 MANY = 1000
@@ -152,7 +153,7 @@ async def own(store: Store, relay: str = "relay-1", slots: Sequence[int] = ALL_S
     return Owner(store, relay, epochs_of(await store.acquire(relay, slots, ttl)))
 
 
-class StoreFixtures(ABC):
+class StoreFixtures(Suite):
     """What a subclass tells the suite about its store."""
 
     @abstractmethod
