@@ -31,6 +31,11 @@ class Complaints:
         elif isinstance(event, StoreUp):
             self.recoveries += 1
 
+    @property
+    def of_more_than_a_delay(self) -> list[str]:
+        """With a lease of two seconds a relay gives up a question after one, which a busy machine may take."""
+        return [error for error in self.errors if "has not answered for" not in error]
+
 
 @contextmanager
 def relay_running(
