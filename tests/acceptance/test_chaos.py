@@ -45,7 +45,7 @@ def test_chaos_loses_invents_and_reorders_nothing(tmp_path: Path, store: str, se
     assert (report["store"], report["to"], report["seed"]) == (store, DESTINATIONS[store], seed)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize(
     ("broken", "seed", "brings_it_out"),
     [
@@ -56,7 +56,13 @@ def test_chaos_loses_invents_and_reorders_nothing(tmp_path: Path, store: str, se
     ],
 )
 def test_chaos_finds_an_engine_that_is_broken(tmp_path: Path, broken: str, seed: int, brings_it_out: str) -> None:
-    """By these seeds there is what brings it out. The fifth, `naive-order`, makes no difference on SQLite."""
-    status, report = run(tmp_path / "kept", "sqlite", "--minutes", "0.5", "--seed", str(seed), "--break", broken)
-    assert brings_it_out in [fault["kind"] for fault in report["faults"]]
-    assert (status, report["caught"]) == (1, True), report
+    """By these seeds there is what brings it out. The fifth, `naive-order`, makes no difference on SQLite. What a relay
+    has under way when it is frozen is chance, and may be too little: then it is frozen once more."""
+    for attempt in ("first", "second"):
+        kept = tmp_path / attempt
+        status, report = run(kept, "sqlite", "--minutes", "0.5", "--seed", str(seed), "--break", broken)
+        assert brings_it_out in [fault["kind"] for fault in report["faults"]]
+        assert status == 1, report
+        if report["caught"]:
+            break
+        assert attempt == "first", report
