@@ -152,14 +152,15 @@ def delayed(results: Sequence[Result], delays: Sequence[float]) -> Round:
 
 
 def delays_of(stage: Stage, system: System, samples: int, pauses: tuple[float, float]) -> list[float]:
-    """Milliseconds from when the commit of a single message was sent to its handling."""
-    log, chance = stage.file(f"{system.driver}.log"), random.Random(0)
+    """Milliseconds from when the commit of a single message was sent to its handling. The pauses are others each time:
+    else what a worker does now and then would meet the same message in each round, or in none."""
+    log = stage.file(f"{system.driver}.log")
     with stage.empty(system) as url, stage.driver(system) as worker, stage.driver(system) as writer:
         worker.ask("work", url=url, log=str(log), keys=1)
         delays: list[float] = []
         for number in range(WARMING + samples):
             delays.append(delay_of(writer, log, url, number))
-            time.sleep(chance.uniform(*pauses))
+            time.sleep(random.uniform(*pauses))
     return delays[WARMING:]
 
 
