@@ -51,9 +51,9 @@ fix: $(STAMP) ## format, and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 
 chaos: $(STAMP) ## five minutes of faults for each store: make chaos ARGS="--seed 7"
-	@$(BIN)/python -m chaos --store sqlite --to file --minutes 5 $(ARGS)
-	@$(BIN)/python -m chaos --store postgresql --to kafka --minutes 5 $(ARGS)
-	@$(BIN)/python -m chaos --store mysql --to amqp --minutes 5 $(ARGS)
+	@failed=0; for run in "sqlite --to file" "postgresql --to kafka" "mysql --to amqp"; do \
+		$(BIN)/python -m chaos --store $$run --minutes 5 $(ARGS) || failed=1; \
+	done; exit $$failed
 
 bench: $(STAMP) ## make all benches and one table, in hours; or one: make bench ARGS="drain --store sqlite"
 	@$(BIN)/python -m bench $(ARGS)

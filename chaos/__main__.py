@@ -49,6 +49,9 @@ def main() -> None:
     except ServerUnavailable as error:
         remove(folder, arguments.keep)
         parser.error(str(error))
+    except (KeyboardInterrupt, SystemExit):
+        remove(folder, arguments.keep)
+        raise
     except Exception:
         traceback.print_exc()
         print(f"This says nothing of Postroom: the harness failed. What there is, is in {folder}", file=sys.stderr)
@@ -76,13 +79,17 @@ def run(plan: Plan, folder: Path, broken: str | None) -> dict[str, Any]:
         screen.conclude(verdict)
     return {
         **describe(plan, stage, broken),
-        **{name: value for name, value in asdict(verdict).items() if name not in ("recoveries", "duplicates_of")},
+        **{name: value for name, value in asdict(verdict).items() if name not in TOLD_OTHERWISE},
+        "largest_gap_began": round(verdict.largest_gap_began - stage.began, 1),
         "ok": not verdict.violations,
         "violations": verdict.violations,
         "mishaps": stage.mishaps,
         "caught": None if broken is None else is_caught(broken, verdict),
         "faults": faults(stage, verdict),
     }
+
+
+TOLD_OTHERWISE = ("recoveries", "duplicates_of", "largest_gap_began")
 
 
 def describe(plan: Plan, stage: Stage, broken: str | None) -> dict[str, Any]:
@@ -105,6 +112,7 @@ def faults(stage: Stage, verdict: Verdict) -> list[dict[str, Any]]:
     return [
         {
             "kind": fault.kind,
+            "began": round(fault.begin - stage.began, 1),
             "seconds": round(fault.end - fault.begin, 1),
             "happened": fault.happened,
             "duplicates": duplicates,

@@ -3,6 +3,7 @@ works: no import of it, none of the harness."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ UNSETTLED = 3.0
 HANDED_OUT_AGAIN = 20.0
 """Seconds within which a destination that was killed may hand out again what a consumer has not acknowledged."""
 SOON = 30.0
-"""Seconds in which a fault must be over: longer than a lease, a time-out, a pause of a breaker and the retries of a
-message together."""
+"""Seconds that a message may wait while nothing is broken: longer than a lease, a time-out, a pause of a breaker and
+the retries of a message together."""
 
 Mood = Literal["good", "moody", "poison"]
 
@@ -112,8 +113,15 @@ class Verdict:
     failures: list[str]
     largest_gap: float
     """Seconds without any arrival, since the first commit."""
+    largest_gap_began: float
     largest_delay: float
     """Seconds from a commit to the first arrival."""
+    largest_delay_of: str | None
+    """Whose that is."""
+    longest_wait_in_peace: float
+    """The same without the time in which something was broken."""
+    neglected: int
+    """Messages that waited too long though nothing was broken."""
     recoveries: list[float | None]
     """For each fault: seconds from its end until all that had been committed by then had arrived; None if another fault
     came in between, or nothing happened."""
@@ -132,7 +140,7 @@ class Verdict:
             "stuck": self.waiting,
             "duplicates beyond what was in flight": self.duplicates_unexplained,
             "relays or writers that failed": len(self.failures),
-            f"faults that were not over after {SOON:g} s": sum((each or 0.0) > SOON for each in self.recoveries),
+            f"messages that waited for more than {SOON:g} s while nothing was broken": self.neglected,
         }
         found = [f"{name} {number}" for name, number in wrong.items() if number]
         return found if self.delivered else [*found, "nothing was delivered at all"]
@@ -151,7 +159,11 @@ def judge(history: History) -> Verdict:
     dead_by_outage = history.dead - poison
     corrupted = mixed_up(arrivals, committed)
     excuses, unexplained = explain_duplicates(arrivals, firsts, history)
-    delays = [arrival.at - committed[id].at for id, arrival in firsts.items() if id in committed]
+    waits = {id: (committed[id].at, arrival.at) for id, arrival in firsts.items() if id in committed}
+    delays, trouble = {id: end - begin for id, (begin, end) in waits.items()}, Trouble(history.faults)
+    in_peace = {id: delays[id] - trouble.between(begin, end) for id, (begin, end) in waits.items()}
+    neglected = [id for id, seconds in in_peace.items() if seconds > SOON]
+    gap_began, gap = largest_gap(arrivals, history.committed)
     return Verdict(
         committed=len(committed),
         delivered=len(firsts),
@@ -170,8 +182,12 @@ def judge(history: History) -> Verdict:
         crashes=sum(fault.happened and fault.relays > 0 for fault in history.faults),
         waiting=history.waiting,
         failures=list(history.failures),
-        largest_gap=largest_gap(arrivals, history.committed),
-        largest_delay=max(delays, default=0.0),
+        largest_gap=gap,
+        largest_gap_began=gap_began,
+        largest_delay=max(delays.values(), default=0.0),
+        largest_delay_of=max(delays, key=delays.__getitem__, default=None),
+        longest_wait_in_peace=max(in_peace.values(), default=0.0),
+        neglected=len(neglected),
         recoveries=[recovery(fault, history.faults, firsts, committed) for fault in history.faults],
         examples={
             name: sorted(ids)[:10]
@@ -183,6 +199,7 @@ def judge(history: History) -> Verdict:
                 "dead by outage": dead_by_outage,
                 "corrupted": corrupted,
                 "duplicates": unexplained,
+                "neglected": neglected,
             }.items()
             if ids
         },
@@ -304,11 +321,37 @@ def explain_duplicates(
     return excuses, [copy.id for copy in copies if not excuses.take(firsts[copy.id].at)]
 
 
-def largest_gap(arrivals: Sequence[Arrival], committed: Iterable[Committed]) -> float:
-    """A delivery that does not begin is one, too."""
+def largest_gap(arrivals: Sequence[Arrival], committed: Iterable[Committed]) -> tuple[float, float]:
+    """When it began, and its seconds. A delivery that does not begin is one, too."""
     begin = min((message.at for message in committed), default=inf)
     times = [*([begin] if arrivals and begin < arrivals[0].at else []), *(arrival.at for arrival in arrivals)]
-    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+    gaps = ((later - earlier, earlier) for earlier, later in pairwise(times))
+    seconds, began = max(gaps, default=(0.0, times[0] if times else 0.0))
+    return began, seconds
+
+
+class Trouble:
+    """The time in which something was broken: what overlaps counts once."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self._begins, self._ends, self._before = list[float](), list[float](), list[float]()
+        total = 0.0
+        for begin, end in sorted((fault.begin, fault.end) for fault in faults):
+            if self._ends and begin <= self._ends[-1]:
+                total += max(0.0, end - self._ends[-1])
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._begins.append(begin)
+                self._ends.append(end)
+                self._before.append(total)
+                total += end - begin
+
+    def between(self, begin: float, end: float) -> float:
+        return self._until(end) - self._until(begin)
+
+    def _until(self, at: float) -> float:
+        last = bisect_right(self._begins, at) - 1
+        return self._before[last] + min(at, self._ends[last]) - self._begins[last] if last >= 0 else 0.0
 
 
 def recovery(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
@@ -65,9 +66,13 @@ class Stage:
         self._writers: dict[int, Player] = {}
         self._relays: dict[int, Player] = {}
         self._others: list[Player] = []
-        self._started = 0
+        self._started = Counter[str]()
+        """Of each name."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Whatever is broken is not broken otherwise at the same time."""
+        self._over = threading.Event()
+        self.began = 0.0
+        """By the clock, as all that is written down."""
         self.faults: list[checker.Fault] = []
         self.versions: list[str] = []
         self.drained_in: float | None = None
@@ -82,6 +87,7 @@ class Stage:
             stack.callback(engine.dispose)
             await self._make_tables(engine)
             stack.callback(self._end_players)
+            stack.callback(self._over.set)
             return await self._act(engine)
 
     # --- before
@@ -115,7 +121,7 @@ class Stage:
             self._relays[number] = self._start_relay(f"relay {number + 1}")
         for number in range(len(self._plan.keys)):
             self._writers[number] = self._start_writer(number)
-        begin = asyncio.get_running_loop().time()
+        self.began, begin = time.time(), asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as faults:
             for fault in self._plan.faults:
                 await _sleep_until(begin + fault.at)
@@ -216,7 +222,7 @@ class Stage:
             cursor.execute("SELECT count(*) FROM chaos_truth")
             cursor.fetchall()
             held = True
-            time.sleep(seconds)
+            self._over.wait(seconds)
         return held
 
     def _connect(self) -> Any:
@@ -265,9 +271,9 @@ class Stage:
                 case _:
                     deed.happened = machine.is_running
                     deed.aftermath = CONSUMER_BACK if noun == "broker" else checker.AFTERMATH
-                    await asyncio.to_thread(machine.kill if verb == "kill" else machine.shut_down)
+                    await finish(machine.kill if verb == "kill" else machine.shut_down)
                     await asyncio.sleep(fault.seconds)
-                    await asyncio.to_thread(machine.start_again)
+                    await finish(machine.start_again)
 
     async def _stall(self, fault: Fault, noun: str, machine: Machine, deed: Deed) -> None:
         """At the end the network goes on with all that was said, or has lost it."""
@@ -325,14 +331,15 @@ class Stage:
 
     async def _drained(self, engine: Engine) -> int:
         """Wait until nothing is left and nothing comes any more; how many are left when patience ends."""
-        end, size, since = time.monotonic() + DRAIN, -1, time.monotonic()
+        end, before, since = time.monotonic() + DRAIN, (-1, -1), time.monotonic()
         while True:
             waiting = await asyncio.to_thread(count_waiting, engine)
-            grown = self._arrivals.stat().st_size if self._arrivals.exists() else 0
-            if waiting or grown != size:
-                size, since = grown, time.monotonic()
+            now = waiting, self._arrivals.stat().st_size if self._arrivals.exists() else 0
+            if now != before:
+                before, since = now, time.monotonic()
             quiet = time.monotonic() - since
-            is_over = quiet > PATIENCE or (quiet > SETTLED and await asyncio.to_thread(self._is_complete, engine))
+            may_be_over = not waiting and quiet > SETTLED
+            is_over = quiet > PATIENCE or (may_be_over and await asyncio.to_thread(self._is_complete, engine))
             if is_over or time.monotonic() > end:
                 return waiting
             await asyncio.sleep(LOOK)
@@ -366,9 +373,10 @@ class Stage:
         return f"{self._broker.proxy.url}{options[self._plan.to]}"
 
     def _start(self, orders: Any, kind: str, name: str = "") -> Player:
-        self._started += 1
         name = name or kind
-        player = Player(name, kind, orders, self._folder / f"{self._started:03}-{name.replace(' ', '-')}.log")
+        self._started[name] += 1
+        log = f"{self._started.total():03}-{name.replace(' ', '-')}.log"
+        player = Player(name, kind, orders, self._folder / log)
         self._others.append(player)
         return player
 
@@ -383,14 +391,15 @@ class Stage:
         return self._start(orders, "relay", name)
 
     def _start_writer(self, number: int) -> Player:
+        name = f"writer {number + 1}"
         orders = writer.Orders(
             url=self._url("psycopg", "pymysql"),
             store=self._plan.store,
             hand=HANDS[number % 2],
-            seed=f"{self._plan.seed} {number} {self._started}",
+            seed=f"{self._plan.seed} {number} {self._started[name]}",
             keys=self._plan.keys[number],
         )
-        return self._start(orders, "writer", f"writer {number + 1}")
+        return self._start(orders, "writer", name)
 
     def _stop(self, players: list[Player]) -> None:
         for player in players:

@@ -1,4 +1,7 @@
-"""`python -m bench peers`: measure, print a line per round, and as the last line one JSON object."""
+"""`python -m bench peers`: measure, print a line per round, and as the last line one JSON object.
+
+Exit status: 0 if all that was asked for was measured, 1 if a system could not be had or failed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from bench.postgresql import PostgreSQL
 from tests import services
 
 from .amounts import FULL, QUICK
-from .comparison import compare
+from .comparison import compare, problems_of
 from .measures import MEASURES
 from .stage import Stage
 from .systems import BEHAVIOURS, SYSTEMS
@@ -35,7 +38,11 @@ def main(words: Sequence[str]) -> None:
     with services.in_use(), PostgreSQL() as database, tempfile.TemporaryDirectory(prefix="postroom-peers-") as folder:
         stage = Stage(database=database, folder=Path(folder))
         report = compare(stage, arguments.only, arguments.measures, amount, arguments.outage_minutes)
+    problems = problems_of(report)
+    for problem in problems:
+        print(problem, file=sys.stderr)
     print(json.dumps({**report, "seconds": round(time.monotonic() - start)}))
+    sys.exit(1 if problems else 0)
 
 
 def make_parser() -> argparse.ArgumentParser:

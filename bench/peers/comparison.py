@@ -22,10 +22,10 @@ from .ranking import ahead_of, first, pooled, ranked, rotated, rounded, summary
 from .stage import Stage
 from .systems import BEHAVIOURS, SYSTEMS, System
 
+Report = dict[str, Any]
 
-def compare(
-    stage: Stage, names: Sequence[str], chosen: Sequence[str], amount: Amount, outage_minutes: float
-) -> dict[str, Any]:
+
+def compare(stage: Stage, names: Sequence[str], chosen: Sequence[str], amount: Amount, outage_minutes: float) -> Report:
     descriptions, left_out = introduce(stage, names)
     present = [SYSTEMS[name] for name in descriptions]
     measures = [result for name in chosen if name in MEASURES for result in measure(stage, name, present, amount)]
@@ -90,8 +90,8 @@ class Rounds:
         return self.unfinished.get(system, {}).get("acknowledged", otherwise)
 
 
-def measure(stage: Stage, name: str, systems: Sequence[System], amount: Amount) -> list[dict[str, Any]]:
-    """Round by round all systems, so that the machine's moods are everybody's."""
+def measure(stage: Stage, name: str, systems: Sequence[System], amount: Amount) -> list[Report]:
+    """Round by round all systems, so that the machine's moods are everybody's. Who fails once has no result."""
     measure, able, rounds = MEASURES[name], [system.name for system in systems if name in system.does], Rounds()
     for number in range(amount.rounds):
         for each in rotated(able, number):
@@ -128,8 +128,12 @@ def notes_on(measure: Measure, able: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def conclude(result: Result, rounds: Rounds) -> dict[str, Any]:
-    results = {name: summarise(result, values, rounds.samples[name]) for name, values in rounds.of(result).items()}
+def conclude(result: Result, rounds: Rounds) -> Report:
+    results = {
+        name: summarise(result, values, rounds.samples[name])
+        for name, values in rounds.of(result).items()
+        if name not in rounds.failed
+    }
     order = ranked(results, result.better)
     shown = ", ".join(f"{name} {results[name]['value']:,}" for name in order)
     print(f"{result.measure}: {shown} {result.unit}", flush=True)
@@ -148,7 +152,25 @@ def summarise(result: Result, values: Sequence[float], samples: Sequence[float])
     return summary(values) if result.share is None else pooled(values, samples, result.share)
 
 
-def observe(stage: Stage, name: str, systems: Sequence[System], outage_minutes: float) -> dict[str, Any]:
+def problems_of(report: Report) -> list[str]:
+    """What was asked for and was not measured."""
+    measures, behaviours = report["measures"], report["behaviours"]
+    failed = {(name, why): None for each in measures for name, why in each.get("failed", {}).items()}
+    errors = [
+        f"{each['behaviour']}: {name}: {result['error']}"
+        for each in behaviours
+        for name, result in each["results"].items()
+        if "error" in result
+    ]
+    return [
+        *(f"{name} is left out: {why}" for name, why in report["left_out"].items()),
+        *(f"{name} failed: {why}" for name, why in failed),
+        *(f"{each['behaviour']} failed: {each['failed']}" for each in behaviours if "failed" in each),
+        *errors,
+    ]
+
+
+def observe(stage: Stage, name: str, systems: Sequence[System], outage_minutes: float) -> Report:
     behaviour, able = OBSERVED[name], [system for system in systems if name in system.does]
     print(f"{name}: {', '.join(system.name for system in able) or 'nobody can be asked'}", flush=True)
     results, failed = dict[str, dict[str, Any]](), ""

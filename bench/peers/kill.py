@@ -36,7 +36,11 @@ def kill(stage: Stage, systems: Sequence[System]) -> dict[str, dict[str, Any]]:
     """All at once, as most of the time is spent waiting for leases."""
     with ThreadPoolExecutor(len(systems)) as pool:
         results = pool.map(lambda system: kill_repeatedly(stage, system), systems)
-        return {system.name: result for system, result in zip(systems, results, strict=True)}
+        try:
+            return {system.name: result for system, result in zip(systems, results, strict=True)}
+        except BaseException:
+            stage.is_over.set()  # else all that they wait for would be waited for
+            raise
 
 
 def kill_repeatedly(stage: Stage, system: System) -> dict[str, Any]:
@@ -46,7 +50,7 @@ def kill_repeatedly(stage: Stage, system: System) -> dict[str, Any]:
             kills = sum(run_and_kill(stage, system, url, log, messages) for _ in range(KILLS))
             with stage.driver(system) as worker:
                 worker.ask("work", url=url, log=str(log), keys=KEYS, pause=PAUSE)
-                wait_until(lambda: count(log) >= messages, LEASE, look=0.2)
+                wait_until(lambda: stage.is_over.is_set() or count(log) >= messages, LEASE, look=0.2)
             left = [(parse(payload), state) for payload, state in stage.list_left(system, url)]
     except (DriverFailed, psycopg.Error) as error:
         return {"error": complaint(error)}
@@ -64,7 +68,7 @@ def run_and_kill(stage: Stage, system: System, url: str, log: Path, messages: in
     with stage.driver(system) as worker:
         before, lines = count(log), count_lines(log)
         worker.ask("work", url=url, log=str(log), keys=KEYS, pause=PAUSE)
-        wait_until(lambda: count_lines(log) >= lines + STEP, LEASE, look=LOOK)
+        wait_until(lambda: stage.is_over.is_set() or count_lines(log) >= lines + STEP, LEASE, look=LOOK)
         worker.kill()
     return before < count(log) < messages
 

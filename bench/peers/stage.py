@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from bench.postgresql import PostgreSQL, ask, name_of
 from tests.services.processes import wait_until
 
 from .complaints import complaint
-from .processes import Driver, driver
+from .processes import Driver, DriverFailed, driver
 from .systems import System
 
 APPLICATION = "CREATE TABLE bench_orders (id bigserial PRIMARY KEY, total integer NOT NULL)"
@@ -32,9 +33,13 @@ class Stage:
     pythons: dict[str, Path] = field(default_factory=dict[str, Path])
     left: dict[str, str] = field(default_factory=dict[str, str])
     """By system: how it is asked what is in its tables."""
+    is_over: threading.Event = field(default_factory=threading.Event)
+    """Set when we are told to end: then nobody enters any more."""
     _templates: dict[tuple[str, int, int], str] = field(default_factory=dict[tuple[str, int, int], str])
 
     def driver(self, system: System) -> AbstractContextManager[Driver]:
+        if self.is_over.is_set():
+            raise DriverFailed("we were told to end")
         return driver(self.pythons[system.name], system.driver, self.folder / f"{system.driver}.errors")
 
     def file(self, name: str) -> Path:

@@ -53,12 +53,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def choose(results: Results, only: str, *, quick: bool = False, missing: bool = False) -> list[Run]:
-    """All of that name, or those of which there is no report. One that says that a promise was broken is one, and
-    stays. A quick run never takes the place of another."""
+    """All of that name, or those of which there is no report, or one of a run that failed. One that says that a promise
+    was broken stays. A quick run never takes the place of another."""
 
     def is_wanted(run: Run) -> bool:
         result = results.get(run.name)
-        if result is None or result.report is None:
+        if result is None or is_useless(run, result):
             return True
         is_full = result.command == run.command
         return not (quick and is_full) and not (missing and (quick or is_full))
@@ -76,6 +76,12 @@ def perform_all(runs: Sequence[Run], *, quick: bool) -> int:
         failed += is_failure(run, result)
         print(f"  exit status {result.status} after {result.seconds:.0f} s", flush=True)
     return failed
+
+
+def is_useless(run: Run, result: Result) -> bool:
+    """A judge's verdict that a promise was broken is not."""
+    says_something = (0, 1) if run.kind in ("chaos", "broken") else (0,)
+    return result.report is None or result.status not in says_something
 
 
 def is_failure(run: Run, result: Result) -> bool:

@@ -28,6 +28,7 @@ COUNTS = {
     "most_of_one_fault": "most of one fault",
     "largest_gap": "largest gap, s",
     "largest_delay": "largest delay, s",
+    "longest_wait_in_peace": "longest wait in peace, s",
 }
 
 
@@ -49,7 +50,7 @@ def row_of(result: Result) -> list[object]:
     if report is None:
         return [code(result.name), *[""] * (len(COUNTS) + 3), failure(result)]
     counts = {**report, "most_of_one_fault": max((fault["duplicates"] for fault in report["faults"]), default=0)}
-    return [*place_of(report), *(counts[name] for name in COUNTS), verdict(report)]
+    return [*place_of(report), *(counts.get(name) for name in COUNTS), verdict(report)]
 
 
 def place_of(report: dict[str, Any]) -> list[object]:

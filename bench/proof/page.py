@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from . import faults, peers, prose, ratios
@@ -10,6 +10,8 @@ from .markdown import code, figure, table
 from .results import Result, Results
 from .runs import RUNS, Run
 from .section import PLOTS, Section, made
+
+Machine = tuple[tuple[str, str], ...]
 
 
 def render(results: Results) -> tuple[str, dict[str, str]]:
@@ -29,16 +31,23 @@ def render(results: Results) -> tuple[str, dict[str, str]]:
 
 
 def machines(results: Results) -> Section:
-    made_on: dict[tuple[tuple[str, str], ...], list[Result]] = {}
-    for result in results.values():
-        made_on.setdefault(tuple(result.machine.items()), []).append(result)
+    made_on = by_machine(results)
     if not made_on:
-        return Section("Machine", ["No run was made yet."])
+        return Section("Machines", ["No run was made yet."])
     names = list(dict.fromkeys(name for machine in made_on for name, _ in machine))
     rows = [
-        [*(dict(machine).get(name) for name in names), len(found), *period(found)] for machine, found in made_on.items()
+        [f"machine {number}", *(dict(machine).get(name) for name in names), len(found), *period(found)]
+        for number, (machine, found) in enumerate(made_on.items(), 1)
     ]
-    return Section("Machine", [table([*names, "runs", "first", "last"], rows)])
+    return Section("Machines", [table(["", *names, "runs", "first", "last"], rows)])
+
+
+def by_machine(results: Results) -> dict[Machine, list[Result]]:
+    """In the order in which they are numbered."""
+    made_on: dict[Machine, list[Result]] = {}
+    for result in results.values():
+        made_on.setdefault(tuple(result.machine.items()), []).append(result)
+    return made_on
 
 
 def period(results: Iterable[Result]) -> list[str]:
@@ -65,18 +74,22 @@ def versions_in(report: dict[str, Any] | None) -> Iterator[str]:
 
 
 def runs(results: Results) -> Section:
-    rows = [run_row(run, results) for run in RUNS]
+    numbers = {machine: number for number, machine in enumerate(by_machine(results), 1)}
+    rows = [run_row(run, results, numbers) for run in RUNS]
     total = sum(result.seconds for _, result in made(RUNS, results))
     words = f"Made: {len(results)} of {len(RUNS)}, in {figure(total / 60)} minutes. Dates are in UTC."
-    return Section("Runs", [words, table(["run", "command", "revision", "date", "seconds", "exit status"], rows)])
+    return Section(
+        "Runs", [words, table(["run", "command", "revision", "machine", "date", "seconds", "exit status"], rows)]
+    )
 
 
-def run_row(run: Run, results: Results) -> list[object]:
+def run_row(run: Run, results: Results, numbers: Mapping[Machine, int]) -> list[object]:
     result = results.get(run.name)
     if result is None:
-        return [run.name, code(run.command), "", "**not run**", "", ""]
+        return [run.name, code(run.command), "", "", "**not run**", "", ""]
     link = f"[{run.name}]({PLOTS}/results/{run.name}.json)"
-    return [link, command(run, result), result.revision, result.began, result.seconds, str(result.status)]
+    machine = str(numbers[tuple(result.machine.items())])
+    return [link, command(run, result), result.revision, machine, result.began, result.seconds, str(result.status)]
 
 
 def command(run: Run, result: Result) -> str:

@@ -15,8 +15,9 @@ make proof ARGS=--missing               # what has no report yet: not made, or f
 make proof ARGS=--render                # no run, only the page
 ```
 
-The figures are those of the machine below. To compare, take the ratios: ours and the reference are measured in turn, in
-one run, unless the reference is a limit or a setting and not a measurement."""
+The list of [runs](#runs) says which machine each was made on, and of which revision: what has changed since is not in
+it. To compare, take the ratios: ours and the reference are measured in turn, in one run, unless the reference is a
+limit or a setting and not a measurement."""
 
 CHAOS = """\
 Real processes and servers are killed, frozen and cut off, as a seed decides, and a judge compares what was committed
@@ -25,7 +26,9 @@ so in the last column."""
 
 RECOVERIES = """\
 The faults of all these runs together. The times are seconds from the end of a fault until all that had been committed
-by then had arrived, of those faults alone that no other came close to:"""
+by then had arrived. They are known of those faults alone before whose recovery no other began, which is after 1 to 5
+seconds: a slow recovery is most likely not among them. What nothing can hide is the longest wait in peace above, the
+longest that a message waited while nothing was broken."""
 
 BROKEN = """\
 The same chaos, with relays that are [broken in one way each](chaos.md#it-can-fail). Here the judge must find what that
@@ -38,7 +41,9 @@ is a limit (`idle`, `memory`) or a setting (`latency` on other stores than Postg
 BROKERS = """\
 From PostgreSQL to each broker, against a loop over that broker's client alone, which reads no database; and against the
 loop that one would write instead (`ownloop`). `hotpublish` is `publish` with all messages in one key. All work on the
-same cores."""
+same cores. Ours is timed without its start: from when all is delivered that had been read before the first delivery. A
+ratio above 1 says that the bare loop does not get the best out of its client, not that reading a database costs
+nothing."""
 
 PEERS = """\
 Other systems and ours, on the same machine and one server, with a database each. How they are set up, and how to repeat

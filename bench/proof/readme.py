@@ -30,7 +30,7 @@ def as_listed(results: Results) -> dict[str, Result]:
 def chaos_line(results: Results) -> str:
     full = as_listed(results)
     runs = [full[run.name] for run in of_kind("chaos") if run.name in full]
-    reports = [result.report for result in runs if result.report]
+    reports = [result.report for result in runs if result.report and not result.report["mishaps"]]
     if not reports:
         return ""
     total = {name: sum(report[name] for report in reports) for name in TOTALS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.peers import comparison, environments
+from bench.peers import comparison, environments, kill
 from bench.peers.amounts import FULL, QUICK
 from bench.peers.behaviours import OBSERVED, Behaviour
 from bench.peers.command import CHOICES, OUTAGE, make_parser
@@ -26,6 +27,7 @@ from bench.peers.processes import DriverFailed
 from bench.peers.ranking import ahead_of, first, percentile, pooled, ranked, rotated, summary
 from bench.peers.stage import Stage
 from bench.peers.systems import BEHAVIOURS, SYSTEMS, System
+from bench.postgresql import PostgreSQL
 from tests.services.processes import ServerUnavailable
 
 # ------------------------------------------------------------------------------------------------ ranking
@@ -130,6 +132,49 @@ def test_one_that_fails_does_not_keep_the_others_from_their_rounds(monkeypatch: 
     (report,) = measured(monkeypatch, {"postroom": [emptied(3.0), emptied(5.0)], "txoutbox": failing})
     assert report["failed"] == {"txoutbox": "nothing at (an address) in ./x"}
     assert report["results"]["postroom"]["rounds"] == [3.0, 5.0]
+
+
+def test_one_that_fails_late_has_no_result_of_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing: list[Round | Exception] = [emptied(9.0), DriverFailed("it ended")]
+    (report,) = measured(monkeypatch, {"postroom": [emptied(3.0), emptied(5.0)], "txoutbox": failing})
+    assert (list(report["results"]), report["first"]) == (["postroom"], "postroom")
+
+
+def test_what_was_asked_for_and_not_measured_is_a_problem() -> None:
+    measures = [{"measure": name, "failed": {"txoutbox": "it ended"}} for name in ("latency p50", "latency p99")]
+    behaviours = [
+        {"behaviour": "kill", "results": {"pgqueuer": {"error": "it is silent"}, "postroom": {"lost": 0}}},
+        {"behaviour": "overlap", "results": {}, "failed": "no server"},
+    ]
+    report = {"measures": measures, "behaviours": behaviours, "left_out": {"debezium": "no Java"}}
+    assert comparison.problems_of(report) == [
+        "debezium is left out: no Java",
+        "txoutbox failed: it ended",
+        "overlap failed: no server",
+        "kill: pgqueuer: it is silent",
+    ]
+    assert comparison.problems_of({"measures": [{}], "behaviours": behaviours[:0], "left_out": {}}) == []
+
+
+def test_whoever_is_told_to_end_does_not_wait_for_those_that_are_to_be_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of the others would wait for its lease, again and again."""
+    stage = Stage(database=PostgreSQL(), folder=PROJECT)
+    started = threading.Barrier(2)
+
+    def play(stage: Stage, system: System) -> dict[str, Any]:
+        started.wait(10)
+        if system.name == "postroom":
+            raise KeyboardInterrupt
+        assert stage.is_over.wait(10)
+        with pytest.raises(DriverFailed, match="told to end"):
+            stage.driver(system)
+        return {}
+
+    monkeypatch.setattr(kill, "kill_repeatedly", play)
+    with pytest.raises(KeyboardInterrupt):
+        kill.kill(stage, [SYSTEMS["postroom"], SYSTEMS["txoutbox"]])
 
 
 def test_percentiles_are_of_all_samples_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

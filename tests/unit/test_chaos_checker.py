@@ -250,7 +250,8 @@ class TestTimes:
 
     def test_the_largest_gap_and_the_largest_delay(self) -> None:
         verdict = judged(self.messages, self.arrivals)
-        assert (verdict.largest_gap, verdict.largest_delay) == (3.0, 2.5)
+        assert (verdict.largest_gap, verdict.largest_gap_began) == (3.0, 1.0)
+        assert (verdict.largest_delay, verdict.largest_delay_of) == (2.5, "a-2")
 
     def test_a_fault_is_over_when_all_that_was_committed_by_its_end_has_arrived(self) -> None:
         assert self.recoveries(fault(0.6, 0.9)) == [pytest.approx(0.1)]
@@ -259,14 +260,35 @@ class TestTimes:
 
     def test_a_delivery_that_does_not_begin_is_a_gap(self) -> None:
         messages = [message._replace(at=-9.0) for message in self.messages]
-        assert judged(messages, self.arrivals).largest_gap == 10.0
+        verdict = judged(messages, self.arrivals)
+        assert (verdict.largest_gap, verdict.largest_gap_began) == (10.0, -9.0)
 
-    def test_a_fault_that_is_not_over_soon_is_noticed(self) -> None:
-        late = [*self.arrivals[:2], *arrived("a-3", at=3 + SOON)]
-        assert judged(self.messages, late, fault(2.6, 2.9)).violations == [
-            f"faults that were not over after {SOON:g} s 1"
-        ]
-        assert judged(self.messages, late, fault(2.6, 3.1)).violations == []
+    def test_what_waits_for_long_though_nothing_is_broken_is_noticed(self) -> None:
+        late = [*self.arrivals[:2], *arrived("a-3", at=2.6 + SOON)]
+        verdict = judged(self.messages, late)
+        assert verdict.violations == [f"messages that waited for more than {SOON:g} s while nothing was broken 1"]
+        assert verdict.examples == {"neglected": ["a-3"]}
+        assert verdict.longest_wait_in_peace == pytest.approx(SOON + 0.1)
+
+    @pytest.mark.parametrize(
+        ("faults", "seconds"),
+        [
+            ([], 10.0),
+            ([(2.0, 3.0)], 9.0),
+            ([(-5.0, 3.0)], 7.0),
+            ([(8.0, 30.0)], 8.0),
+            ([(-5.0, 30.0)], 0.0),
+            ([(-5.0, -1.0), (11.0, 12.0)], 10.0),
+            ([(5.0, 6.0), (2.0, 3.0)], 8.0),
+            ([(2.0, 6.0), (3.0, 4.0)], 6.0),
+            ([(2.0, 4.0), (3.0, 6.0), (6.0, 7.0)], 5.0),
+        ],
+    )
+    def test_time_in_which_something_is_broken_is_no_peace(
+        self, faults: list[tuple[float, float]], seconds: float
+    ) -> None:
+        verdict = judged(committed("a", 1), arrived("a-1", at=10.0), *(fault(*times) for times in faults))
+        assert (verdict.longest_wait_in_peace, verdict.largest_delay) == (seconds, 10.0)
 
     def test_not_if_another_came_in_between(self) -> None:
         assert self.recoveries(fault(1.1, 2.0), fault(3.0, 3.5)) == [None, 1.0]
@@ -280,4 +302,13 @@ def test_the_judge_shares_no_code_with_what_it_judges() -> None:
     tree = ast.parse(Path(checker.__file__).read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported == {"__future__", "collections", "collections.abc", "dataclasses", "itertools", "math", "typing"}
+    assert imported == {
+        "__future__",
+        "bisect",
+        "collections",
+        "collections.abc",
+        "dataclasses",
+        "itertools",
+        "math",
+        "typing",
+    }

@@ -39,6 +39,14 @@ async def test_a_connection_is_used_again(drivers: Drivers) -> None:
         assert second is first
 
 
+async def test_the_oldest_is_lent_first_as_it_has_prepared_most(drivers: Drivers) -> None:
+    oldest, other = await two_spare(drivers)
+    async with drivers.borrow() as first, drivers.borrow() as second:
+        assert (first, second) == (oldest, other)
+    async with drivers.borrow() as first:
+        assert first is oldest
+
+
 async def test_a_spare_connection_that_has_ended_is_not_lent_and_not_ours(drivers: Drivers) -> None:
     one, other = await two_spare(drivers)
     end(one)

@@ -60,6 +60,7 @@ def of_chaos(**changes: Any) -> dict[str, Any]:
         "duplicates": 7,
         "largest_gap": 8.25,
         "largest_delay": 9.5,
+        "longest_wait_in_peace": 4.25,
         "ok": True,
         "violations": [],
         "mishaps": [],
@@ -230,8 +231,9 @@ def test_everything_is_run_again_but_no_quick_run_takes_the_place_of_another(
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_what_failed_is_missing_and_what_broke_a_promise_is_not(quick: bool) -> None:
-    failed = stored("peers-drain", None, status=1)
+@pytest.mark.parametrize("report", [None, of_peers(2, 1)])
+def test_what_failed_is_missing_and_what_broke_a_promise_is_not(quick: bool, report: dict[str, Any] | None) -> None:
+    failed = stored("peers-drain", report, status=1)
     broke = stored("chaos-sqlite-file-1", of_chaos(ok=False, violations=["lost 3"]), status=1)
     assert [run.name for run in program.choose(failed, "peers-drain", quick=quick, missing=True)] == ["peers-drain"]
     assert program.choose(broke, "chaos-sqlite-file-1", quick=quick, missing=True) == []
@@ -272,7 +274,7 @@ def test_an_engine_that_is_broken_on_purpose_must_be_found() -> None:
 
 def test_a_run_of_chaos_is_shown_with_all_that_was_judged() -> None:
     page = page_of(stored("chaos-sqlite-file-1", of_chaos()))
-    cells = ["12,345", "12,300", "0", "0", "0", "0", "0", "45", "0", "7", "6", "8.25", "9.50", "held"]
+    cells = ["12,345", "12,300", "0", "0", "0", "0", "0", "45", "0", "7", "6", "8.25", "9.50", "4.25", "held"]
     assert row(page, "sqlite", "file", "1", "5") == cells
     assert row(page, "kill relay") == ["2", "0", "7", "2", "1.50", "2.50"]
     assert row(page, "storm") == ["1", "1", "0", "0", "–", "–"]
@@ -334,7 +336,7 @@ def test_a_run_that_failed_is_shown_as_failed(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(RUN))
 def test_a_run_that_is_missing_is_shown_as_missing(name: str) -> None:
-    assert row(page_of(), name)[1:3] == ["–", "**not run**"]
+    assert row(page_of(), name)[1:4] == ["–", "–", "**not run**"]
 
 
 def test_a_quick_run_is_shown_with_its_own_command() -> None:
@@ -414,6 +416,16 @@ def test_what_a_run_was_made_of_is_shown() -> None:
     assert row(page_of(known), link)[1] == "1234abc-dirty"
 
 
+def test_what_a_run_was_made_on_is_shown() -> None:
+    results = {**stored("bench-sqlite-drain", of_bench()), **stored("bench-mysql-drain", of_bench())}
+    ours, theirs = results.values()
+    elsewhere = {ours.name: ours, theirs.name: replace(theirs, machine={**MACHINE, "cores": "64"})}
+    page = page_of(elsewhere)
+    assert row(page, "machine 2")[0] == "64"
+    machines = [row(page, f"[{name}](proof/results/{name}.json)")[2] for name in elsewhere]
+    assert machines == ["1", "2"]
+
+
 def test_a_revision_is_a_commit_and_whether_what_is_measured_differs(tmp_path: Path) -> None:
     assert revision(tmp_path) is None
     identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
@@ -467,11 +479,12 @@ def test_the_readme_has_the_totals_of_chaos_and_the_peers() -> None:
         **stored("chaos-sqlite-file-1", of_chaos()),
         **stored("chaos-sqlite-file-2", of_chaos(seed=2, ok=False, violations=["stale 1"]), status=1),
         **stored("chaos-sqlite-file-3", None, status=2),
+        **stored("chaos-mysql-amqp-1", of_chaos(mishaps=["the consumer ended"]), status=2),
         **stored("peers-drain", of_peers(300, 100)),
     }
     assert rewrite(EMPTY_README, results).splitlines()[3:5] == [
         "- **Chaos:** 4 faults in 10 minutes and 2 runs; of 24,690 committed messages 0 lost, 0 invented, 0 out of "
-        "order, 0 dead by an outage. **Promises that were broken:** stale 1. 1 more failed.",
+        "order, 0 dead by an outage. **Promises that were broken:** stale 1. 2 more failed.",
         "- **Drain**, messages/s, higher is better: postroom 300, rival 100 (timed without its start and stop).",
     ]
 

@@ -16,9 +16,10 @@ class Drivers:
         self._connect = connect
         self._end = end
         self._is_closed = is_closed
-        self._spare: list[Any] = []
+        self._all: list[Any] = []
+        """The oldest first."""
+        self._spare: set[Any] = set()
         self._is_open = True
-        self._all: set[Any] = set()
 
     @asynccontextmanager
     async def borrow(self) -> AsyncGenerator[Any]:
@@ -33,13 +34,14 @@ class Drivers:
             self._drop(connection)
             raise
         if self._is_open:
-            self._spare.append(connection)
+            self._spare.add(connection)
         else:
             self._drop(connection)
 
     def _take(self) -> Any | None:
-        while self._spare:
-            connection = self._spare.pop()
+        """The oldest of those that are not in use: it has prepared most statements."""
+        for connection in [each for each in self._all if each in self._spare]:
+            self._spare.remove(connection)
             if not self._is_closed(connection):
                 return connection
             self._drop(connection)
@@ -59,9 +61,9 @@ class Drivers:
 
     async def _make(self) -> Any:
         connection = await self._connect()
-        self._all.add(connection)
+        self._all.append(connection)
         return connection
 
     def _drop(self, connection: Any) -> None:
-        self._all.discard(connection)
+        self._all.remove(connection)
         self._end(connection)

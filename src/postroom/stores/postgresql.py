@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from socket import SHUT_RDWR, socket
 from typing import Any
@@ -44,7 +45,7 @@ from .postgresql_writers import Snapshot, met
 from .schema import bell_channel
 from .sql import Polling, Rows, uninterrupted
 from .sql_claims import Claim, Wanted
-from .sql_rows import Header, read_message
+from .sql_rows import Header, Prepared, read_message
 from .sql_server import CONNECT_TIMEOUT, IDLE_TIMEOUT, STATEMENT_TIMEOUT, ServerDialect, ServerStore
 from .sql_settle import positions_of
 from .sql_transaction import Transaction
@@ -387,11 +388,13 @@ class PostgresqlStore(ServerStore[Snapshot]):
     ) -> tuple[Snapshot, datetime, list[Message]]:
         again = any(asked.low < asked.after for asked in ranges)
         limited = limit is not None and sum(asked.limit for asked in ranges) > limit
-        shape = ("slots", again, limited)
-        prepared = self._prepare(shape, lambda: select_slots(self.tables.hot, again, limited))
+        prepared = self._reading(again=again, limited=limited)
         found = await self._driver_rows(prepared.sql, prepared.bind({**_arrays(ranges), "limit": limit}))
         header, rows = Header.split_off(found)
         return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows]
+
+    def _reading(self, *, again: bool, limited: bool) -> Prepared:
+        return self._prepare(("slots", again, limited), lambda: select_slots(self.tables.hot, again, limited))
 
     async def _read_stragglers(
         self, ranges: Sequence[Range], writers: Sequence[Writer[Snapshot]]
@@ -461,14 +464,21 @@ class PostgresqlStore(ServerStore[Snapshot]):
         return read_renewal(beat, await self._driver_rows(prepared.sql, prepared.bind(values)))
 
     async def _look(self, ranges: Sequence[Range]) -> Collection[int]:
-        prepared = self._prepare("glance", lambda: select_news(self.tables, self._clock is not None))
+        prepared = self._glancing()
         values = _arrays(ranges) | ({"now": self._clock.now()} if self._clock else {})
         return [slot for (slot,) in await self._driver_rows(prepared.sql, prepared.bind(values))]
+
+    def _glancing(self) -> Prepared:
+        return self._prepare("glance", lambda: select_news(self.tables, self._clock is not None))
 
     # --- waking up
 
     @asynccontextmanager
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
+        """What is hardly ever read is compiled ahead: else the first message that needs it would wait twice as long."""
+        for again, limited in product((False, True), repeat=2):
+            self._reading(again=again, limited=limited)
+        self._glancing()
         async with AsyncExitStack() as stack:
             yield await self._doorbell(stack) or Polling()
 
