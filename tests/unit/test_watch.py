@@ -72,6 +72,29 @@ async def test_what_does_not_ring_is_found_although_others_ring_all_the_time() -
     await asyncio.gather(running, return_exceptions=True)
 
 
+class SilentOutpost(Outpost):
+    """It does not answer when it is asked while somebody rings."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Future[set[int]] = asyncio.get_running_loop().create_future()
+
+    async def glance(self, ranges: Sequence[Range]) -> Glance:
+        self.asked.set_result({asked.slot for asked in ranges})
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_whoever_rings_does_not_wait_for_a_glance_that_is_due() -> None:
+    pump, outpost = Listener(), SilentOutpost()
+    pump.plan.unread = lambda: [Range(RINGING, 0, 1), Range(SILENT, 0, 1)]
+    parts: dict[str, Any] = {"store": outpost, "pumps": [pump], "settings": Settings(), "clock": SystemClock()}
+    running = asyncio.create_task(Watch(**parts, named=lambda name: None).run())
+    async with asyncio.timeout(10):
+        asked = await outpost.asked
+    assert (pump.heard, asked) == ({RINGING}, {SILENT})
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 class QuietBell(Bell):
     """Nobody rings, and time passes while we wait."""
 

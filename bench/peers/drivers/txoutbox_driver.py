@@ -24,8 +24,8 @@ BATCH, BATCH_OF_ONE_KEY = 500, 100
 class Txoutbox:
     packages = ("txoutbox", "asyncpg")
     configured = (
-        "batch_size=500, or 100 with one key; concurrency=100 (so that a round stays within its lease), delete_on_ack, strict_ordering, "
-        "notify_channel with listen(); acknowledges a batch with one DELETE; keeps the order of ids in each key; "
+        "batch_size=500, or 100 with one key; concurrency=100 (so that a round stays within its lease), "
+        "delete_on_ack, strict_ordering, notify_channel with listen(); acknowledges a batch with one DELETE; keeps the order of ids in each key; "
         "writes through asyncpg"
     )
     left = """

@@ -69,19 +69,21 @@ class Watch:
     async def _pass(self, wakeup: Wakeup) -> None:
         fell_asleep = await self._doze_or_rouse(wakeup)
         interval = self._interval(wakeup)
-        seen: set[int] = set()
+        rung: Collection[int] = ()
         if not fell_asleep:  # else look at once: somebody may have committed just before they were told to ring
-            seen.update(await wakeup.wait(interval))
-        doubtful: Collection[int] = ()
+            rung = await wakeup.wait(interval)
+            self._pass_on(rung)
+        glance = Glance(())
         # Not all who write can ring, so those who do must not keep us from looking.
-        if not seen or self._clock.monotonic() - self._glanced_at >= interval:
-            glance = await self._glance()
-            seen.update(glance.seen)
-            doubtful = glance.doubtful
-        news = seen.union(doubtful)
-        self._note(seen, bool(news))
-        for pump in self._pumps if news else ():
-            pump.ring(news)
+        if not rung or self._clock.monotonic() - self._glanced_at >= interval:
+            glance = await self._glance(besides=rung)
+        found = {*glance.seen, *glance.doubtful}
+        self._note({*rung, *glance.seen}, bool(rung or found))
+        self._pass_on(found)
+
+    def _pass_on(self, slots: Collection[int]) -> None:
+        for pump in self._pumps if slots else ():
+            pump.ring(slots)
 
     def _interval(self, wakeup: Wakeup) -> float:
         if self._dozing is not None and wakeup.rings and not self._store.expects_stragglers:
@@ -136,7 +138,8 @@ class Watch:
     def _is_idle(self) -> bool:
         return self._clock.monotonic() - self._news_at >= DOZE_AFTER
 
-    async def _glance(self) -> Glance:
+    async def _glance(self, *, besides: Collection[int]) -> Glance:
+        """Those `besides` are read already."""
         self._glanced_at = self._clock.monotonic()
-        ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]
+        ranges = [asked for pump in self._pumps for asked in pump.plan.unread() if asked.slot not in besides]
         return await soon(self._store.glance(ranges), self._settings.patience) if ranges else Glance(())
