@@ -25,8 +25,8 @@ class Txoutbox:
     packages = ("txoutbox", "asyncpg")
     configured = (
         "batch_size=500, or 100 with one key; concurrency=100 (so that a round stays within its lease), "
-        "delete_on_ack, strict_ordering, notify_channel with listen(); acknowledges a batch with one DELETE; keeps the order of ids in each key; "
-        "writes through asyncpg"
+        "delete_on_ack, strict_ordering, notify_channel with listen(); acknowledges a batch with one DELETE; keeps the "
+        "order of ids in each key; writes through asyncpg"
     )
     left = """
         SELECT convert_from(payload, 'UTF8'), CASE status WHEN 'dead' THEN 'dead' ELSE 'pending' END FROM outbox"""
