@@ -30,6 +30,8 @@ from .plan import Destination, Plan, Store, draw, kinds
 from .screen import Screen
 from .stage import Stage
 
+TOLD_OTHERWISE = ("recoveries", "duplicates_of", "largest_gap_began")
+
 
 def main() -> None:
     parser = make_parser()
@@ -80,16 +82,13 @@ def run(plan: Plan, folder: Path, broken: str | None) -> dict[str, Any]:
     return {
         **describe(plan, stage, broken),
         **{name: value for name, value in asdict(verdict).items() if name not in TOLD_OTHERWISE},
-        "largest_gap_began": round(verdict.largest_gap_began - stage.began, 1),
+        "largest_gap_began": since(stage.began, verdict.largest_gap_began),
         "ok": not verdict.violations,
         "violations": verdict.violations,
         "mishaps": stage.mishaps,
         "caught": None if broken is None else is_caught(broken, verdict),
         "faults": faults(stage, verdict),
     }
-
-
-TOLD_OTHERWISE = ("recoveries", "duplicates_of", "largest_gap_began")
 
 
 def describe(plan: Plan, stage: Stage, broken: str | None) -> dict[str, Any]:
@@ -112,7 +111,7 @@ def faults(stage: Stage, verdict: Verdict) -> list[dict[str, Any]]:
     return [
         {
             "kind": fault.kind,
-            "began": round(fault.begin - stage.began, 1),
+            "began": since(stage.began, fault.begin),
             "seconds": round(fault.end - fault.begin, 1),
             "happened": fault.happened,
             "duplicates": duplicates,
@@ -120,6 +119,10 @@ def faults(stage: Stage, verdict: Verdict) -> list[dict[str, Any]]:
         }
         for fault, duplicates, recovered in zip(stage.faults, verdict.duplicates_of, verdict.recoveries, strict=True)
     ]
+
+
+def since(began: float, at: float | None) -> float | None:
+    return None if at is None else round(at - began, 1)
 
 
 def is_caught(broken: str, verdict: Verdict) -> bool:

@@ -18,8 +18,11 @@ UNSETTLED = 3.0
 HANDED_OUT_AGAIN = 20.0
 """Seconds within which a destination that was killed may hand out again what a consumer has not acknowledged."""
 SOON = 30.0
-"""Seconds that a message may wait while nothing is broken: longer than a lease, a time-out, a pause of a breaker and
+"""Seconds that a message may wait in peace: longer than a lease, a time-out, a pause of a breaker and
 the retries of a message together."""
+
+HARMLESS = frozenset({"kill writer", "hold snapshot", "wrong clock", "storm"})
+"""Faults that must keep no message waiting: as far as that goes there is peace."""
 
 Mood = Literal["good", "moody", "poison"]
 
@@ -113,13 +116,13 @@ class Verdict:
     failures: list[str]
     largest_gap: float
     """Seconds without any arrival, since the first commit."""
-    largest_gap_began: float
+    largest_gap_began: float | None
     largest_delay: float
     """Seconds from a commit to the first arrival."""
     largest_delay_of: str | None
     """Whose that is."""
     longest_wait_in_peace: float
-    """The same without the time in which something was broken."""
+    """The same without the time in which something was broken that may keep messages waiting."""
     neglected: int
     """Messages that waited too long though nothing was broken."""
     recoveries: list[float | None]
@@ -140,7 +143,7 @@ class Verdict:
             "stuck": self.waiting,
             "duplicates beyond what was in flight": self.duplicates_unexplained,
             "relays or writers that failed": len(self.failures),
-            f"messages that waited for more than {SOON:g} s while nothing was broken": self.neglected,
+            f"messages that waited for more than {SOON:g} s in peace": self.neglected,
         }
         found = [f"{name} {number}" for name, number in wrong.items() if number]
         return found if self.delivered else [*found, "nothing was delivered at all"]
@@ -321,22 +324,23 @@ def explain_duplicates(
     return excuses, [copy.id for copy in copies if not excuses.take(firsts[copy.id].at)]
 
 
-def largest_gap(arrivals: Sequence[Arrival], committed: Iterable[Committed]) -> tuple[float, float]:
+def largest_gap(arrivals: Sequence[Arrival], committed: Iterable[Committed]) -> tuple[float | None, float]:
     """When it began, and its seconds. A delivery that does not begin is one, too."""
     begin = min((message.at for message in committed), default=inf)
     times = [*([begin] if arrivals and begin < arrivals[0].at else []), *(arrival.at for arrival in arrivals)]
     gaps = ((later - earlier, earlier) for earlier, later in pairwise(times))
-    seconds, began = max(gaps, default=(0.0, times[0] if times else 0.0))
+    seconds, began = max(gaps, default=(0.0, None))
     return began, seconds
 
 
 class Trouble:
-    """The time in which something was broken: what overlaps counts once."""
+    """The time in which something was broken that may keep messages waiting: what overlaps counts once."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
+        hindering = (fault for fault in faults if fault.happened and fault.kind not in HARMLESS)
         self._begins, self._ends, self._before = list[float](), list[float](), list[float]()
         total = 0.0
-        for begin, end in sorted((fault.begin, fault.end) for fault in faults):
+        for begin, end in sorted((fault.begin, fault.end) for fault in hindering):
             if self._ends and begin <= self._ends[-1]:
                 total += max(0.0, end - self._ends[-1])
                 self._ends[-1] = max(self._ends[-1], end)

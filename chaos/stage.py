@@ -34,8 +34,8 @@ DRAIN = 180.0
 """Seconds that everything may take to arrive once nothing is broken any more."""
 SETTLED = 6.0
 """Seconds without an arrival, after which nothing more is expected if nothing is missing."""
-PATIENCE = 30.0
-"""The same if something is."""
+PATIENCE = 60.0
+"""The same if something is: twice as long as a message may wait in peace."""
 CONSUMER_BACK = 5.0
 """Seconds that a consumer may take to find its broker again, and to read what was sent before it was killed."""
 START = 10.0
@@ -232,9 +232,8 @@ class Stage:
             try:
                 return connect(self._url("psycopg", "pymysql"))[0]
             except Exception:
-                if time.monotonic() > end:
+                if time.monotonic() > end or self._over.wait(LOOK):
                     raise
-                time.sleep(LOOK)
 
     def _switch(self, name: str) -> Callable[[Fault], Awaitable[None]]:
         async def act(fault: Fault) -> None:

@@ -1,6 +1,6 @@
 """`python -m bench peers`: measure, print a line per round, and as the last line one JSON object.
 
-Exit status: 0 if all that was asked for was measured, 1 if a system could not be had or failed.
+Exit status: 1 if ours could not be measured, or nobody beside it, else 0. That another one failed is a result.
 """
 
 from __future__ import annotations

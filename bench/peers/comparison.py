@@ -23,6 +23,7 @@ from .stage import Stage
 from .systems import BEHAVIOURS, SYSTEMS, System
 
 Report = dict[str, Any]
+OURS = "postroom"
 
 
 def compare(stage: Stage, names: Sequence[str], chosen: Sequence[str], amount: Amount, outage_minutes: float) -> Report:
@@ -98,7 +99,8 @@ def measure(stage: Stage, name: str, systems: Sequence[System], amount: Amount) 
             if each not in rounds.failed:
                 play(stage, measure, SYSTEMS[each], amount, rounds)
     stage.forget()
-    notes = {**notes_on(measure, able), "unfinished": rounds.unfinished, "failed": rounds.failed}
+    unfinished = {name: least for name, least in rounds.unfinished.items() if name not in rounds.failed}
+    notes = {**notes_on(measure, able), "unfinished": unfinished, "failed": rounds.failed}
     frame = {"about": measure.about, "amounts": dict(measure.amounts(amount))}
     return [
         {**conclude(result, rounds), **frame, **{name: note for name, note in notes.items() if note}}
@@ -144,7 +146,7 @@ def conclude(result: Result, rounds: Rounds) -> Report:
         "value_is": "median" if result.share is None else "all rounds together",
         "results": results,
         "first": first(results, result.better),
-        "ahead_of_postroom": ahead_of("postroom", order),
+        "ahead_of_postroom": ahead_of(OURS, order),
     }
 
 
@@ -153,21 +155,18 @@ def summarise(result: Result, values: Sequence[float], samples: Sequence[float])
 
 
 def problems_of(report: Report) -> list[str]:
-    """What was asked for and was not measured."""
-    measures, behaviours = report["measures"], report["behaviours"]
-    failed = {(name, why): None for each in measures for name, why in each.get("failed", {}).items()}
-    errors = [
-        f"{each['behaviour']}: {name}: {result['error']}"
-        for each in behaviours
-        for name, result in each["results"].items()
-        if "error" in result
-    ]
-    return [
-        *(f"{name} is left out: {why}" for name, why in report["left_out"].items()),
-        *(f"{name} failed: {why}" for name, why in failed),
-        *(f"{each['behaviour']} failed: {each['failed']}" for each in behaviours if "failed" in each),
-        *errors,
-    ]
+    """Why it says nothing of ours beside others. That another one cannot be had, or fails, is a result."""
+    left_out = report["left_out"]
+    problems = [f"{OURS} is left out: {left_out[OURS]}"] if OURS in left_out else []
+    if left_out and len(report["configured"]) < 2:
+        problems.append("nobody is left to compare with")
+    for each in report["measures"]:
+        if OURS in each.get("failed", {}):
+            problems.append(f"{each['measure']} failed: {each['failed'][OURS]}")
+    for each in report["behaviours"]:
+        if error := each.get("failed") or each["results"].get(OURS, {}).get("error"):
+            problems.append(f"{each['behaviour']} failed: {error}")
+    return problems
 
 
 def observe(stage: Stage, name: str, systems: Sequence[System], outage_minutes: float) -> Report:

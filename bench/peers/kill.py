@@ -38,7 +38,7 @@ def kill(stage: Stage, systems: Sequence[System]) -> dict[str, dict[str, Any]]:
         results = pool.map(lambda system: kill_repeatedly(stage, system), systems)
         try:
             return {system.name: result for system, result in zip(systems, results, strict=True)}
-        except BaseException:
+        except (KeyboardInterrupt, SystemExit):
             stage.is_over.set()  # else all that they wait for would be waited for
             raise
 

@@ -79,9 +79,8 @@ def perform_all(runs: Sequence[Run], *, quick: bool) -> int:
 
 
 def is_useless(run: Run, result: Result) -> bool:
-    """A judge's verdict that a promise was broken is not."""
-    says_something = (0, 1) if run.kind in ("chaos", "broken") else (0,)
-    return result.report is None or result.status not in says_something
+    """A judge's verdict that a promise was broken is not, whatever else went wrong."""
+    return result.report is None or (result.status != 0 and not result.report.get("violations"))
 
 
 def is_failure(run: Run, result: Result) -> bool:

@@ -27,8 +27,8 @@ so in the last column."""
 RECOVERIES = """\
 The faults of all these runs together. The times are seconds from the end of a fault until all that had been committed
 by then had arrived. They are known of those faults alone before whose recovery no other began, which is after 1 to 5
-seconds: a slow recovery is most likely not among them. What nothing can hide is the longest wait in peace above, the
-longest that a message waited while nothing was broken."""
+seconds: a slow recovery is most likely not among them. The longest wait in peace above tells
+more of those: all the time that one message waited while nothing was broken that might have kept it, taken together."""
 
 BROKEN = """\
 The same chaos, with relays that are [broken in one way each](chaos.md#it-can-fail). Here the judge must find what that

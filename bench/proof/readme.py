@@ -37,7 +37,7 @@ def chaos_line(results: Results) -> str:
     faults = sum(fault["happened"] for report in reports for fault in report["faults"])
     minutes = sum(report["seconds"] for report in reports) / 60
     failed = len(runs) - len(reports)
-    broken = [violation for report in reports for violation in report["violations"]]
+    broken = [violation for result in runs for violation in (result.report or {}).get("violations", ())]
     return (
         f"**Chaos:** {figure(faults)} faults in {minutes:g} minutes and {len(reports)} runs; of "
         f"{figure(total['committed'])} committed messages {figure(total['lost'])} lost, {figure(total['phantom'])} "

@@ -140,20 +140,28 @@ def test_one_that_fails_late_has_no_result_of_fewer_rounds(monkeypatch: pytest.M
     assert (list(report["results"]), report["first"]) == (["postroom"], "postroom")
 
 
-def test_what_was_asked_for_and_not_measured_is_a_problem() -> None:
-    measures = [{"measure": name, "failed": {"txoutbox": "it ended"}} for name in ("latency p50", "latency p99")]
-    behaviours = [
-        {"behaviour": "kill", "results": {"pgqueuer": {"error": "it is silent"}, "postroom": {"lost": 0}}},
-        {"behaviour": "overlap", "results": {}, "failed": "no server"},
-    ]
-    report = {"measures": measures, "behaviours": behaviours, "left_out": {"debezium": "no Java"}}
-    assert comparison.problems_of(report) == [
-        "debezium is left out: no Java",
-        "txoutbox failed: it ended",
-        "overlap failed: no server",
-        "kill: pgqueuer: it is silent",
-    ]
-    assert comparison.problems_of({"measures": [{}], "behaviours": behaviours[:0], "left_out": {}}) == []
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({}, []),
+        ({"left_out": {"debezium": "no Java"}}, []),
+        ({"left_out": {"postroom": "no asyncpg"}}, ["postroom is left out: no asyncpg"]),
+        ({"left_out": {"txoutbox": "no index"}, "configured": {"postroom": ""}}, ["nobody is left to compare with"]),
+        ({"configured": {"pgqueuer": ""}}, []),  # which is what was asked for
+        ({"measures": [{"measure": "drain", "failed": {"txoutbox": "it ended"}}]}, []),
+        ({"measures": [{"measure": "drain", "failed": {"postroom": "it ended"}}]}, ["drain failed: it ended"]),
+        ({"behaviours": [{"behaviour": "kill", "results": {"pgqueuer": {"error": "it is silent"}}}]}, []),
+        (
+            {"behaviours": [{"behaviour": "kill", "results": {"postroom": {"error": "it is silent"}}}]},
+            ["kill failed: it is silent"],
+        ),
+        ({"behaviours": [{"behaviour": "kill", "results": {}, "failed": "no server"}]}, ["kill failed: no server"]),
+    ],
+)
+def test_a_comparison_without_ours_or_without_others_has_failed(changes: dict[str, Any], problems: list[str]) -> None:
+    configured = {"postroom": "as it comes", "txoutbox": "as it comes"}
+    report = {"configured": configured, "left_out": {}, "measures": [], "behaviours": [], **changes}
+    assert comparison.problems_of(report) == problems
 
 
 def test_whoever_is_told_to_end_does_not_wait_for_those_that_are_to_be_killed(

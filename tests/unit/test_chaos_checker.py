@@ -13,6 +13,7 @@ from chaos import checker
 from chaos.checker import (
     AFTERMATH,
     HANDED_OUT_AGAIN,
+    HARMLESS,
     SOON,
     UNSETTLED,
     Arrival,
@@ -266,7 +267,7 @@ class TestTimes:
     def test_what_waits_for_long_though_nothing_is_broken_is_noticed(self) -> None:
         late = [*self.arrivals[:2], *arrived("a-3", at=2.6 + SOON)]
         verdict = judged(self.messages, late)
-        assert verdict.violations == [f"messages that waited for more than {SOON:g} s while nothing was broken 1"]
+        assert verdict.violations == [f"messages that waited for more than {SOON:g} s in peace 1"]
         assert verdict.examples == {"neglected": ["a-3"]}
         assert verdict.longest_wait_in_peace == pytest.approx(SOON + 0.1)
 
@@ -289,6 +290,11 @@ class TestTimes:
     ) -> None:
         verdict = judged(committed("a", 1), arrived("a-1", at=10.0), *(fault(*times) for times in faults))
         assert (verdict.longest_wait_in_peace, verdict.largest_delay) == (seconds, 10.0)
+
+    @pytest.mark.parametrize("changes", [{"happened": False}, *({"kind": kind} for kind in sorted(HARMLESS))])
+    def test_what_must_keep_nobody_waiting_does_not_end_the_peace(self, changes: dict[str, Any]) -> None:
+        harmless = fault(0.0, 10.0)._replace(**changes)
+        assert judged(committed("a", 1), arrived("a-1", at=10.0), harmless).longest_wait_in_peace == 10.0
 
     def test_not_if_another_came_in_between(self) -> None:
         assert self.recoveries(fault(1.1, 2.0), fault(3.0, 3.5)) == [None, 1.0]

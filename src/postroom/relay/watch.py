@@ -76,7 +76,7 @@ class Watch:
         glance = Glance(())
         # Not all who write can ring, so those who do must not keep us from looking.
         if not rung or self._clock.monotonic() - self._glanced_at >= interval:
-            glance = await self._glance(besides=rung)
+            glance = await self._glance()
         found = {*glance.seen, *glance.doubtful}
         self._note({*rung, *glance.seen}, bool(rung or found))
         self._pass_on(found)
@@ -138,8 +138,7 @@ class Watch:
     def _is_idle(self) -> bool:
         return self._clock.monotonic() - self._news_at >= DOZE_AFTER
 
-    async def _glance(self, *, besides: Collection[int]) -> Glance:
-        """Those `besides` are read already."""
+    async def _glance(self) -> Glance:
         self._glanced_at = self._clock.monotonic()
-        ranges = [asked for pump in self._pumps for asked in pump.plan.unread() if asked.slot not in besides]
+        ranges = [asked for pump in self._pumps for asked in pump.plan.unread()]
         return await soon(self._store.glance(ranges), self._settings.patience) if ranges else Glance(())

@@ -87,13 +87,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What a driver is told for a session of its own. A pooler would refuse it."""
 HOT = {
+    "max_cached_statement_lifetime": 0,  # seconds, and without an end: they are few
     "server_settings": {
         **SERVER_SETTINGS,
         "jit": "off",
         "plan_cache_mode": "force_generic_plan",
         "enable_seqscan": "off",
         "enable_sort": "off",
-    }
+    },
 }
 """For the few statements of the hot path: planned once, by indexes that have the rows in the order that is wanted,
 whatever the tables looked like at that time."""
@@ -393,13 +394,16 @@ class PostgresqlStore(ServerStore[Snapshot]):
         header, rows = Header.split_off(found)
         return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows]
 
+    def _reading_late(self) -> Prepared:
+        return self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
+
     def _reading(self, *, again: bool, limited: bool) -> Prepared:
         return self._prepare(("slots", again, limited), lambda: select_slots(self.tables.hot, again, limited))
 
     async def _read_stragglers(
         self, ranges: Sequence[Range], writers: Sequence[Writer[Snapshot]]
     ) -> tuple[Snapshot, list[Message]]:
-        prepared = self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
+        prepared = self._reading_late()
         header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(_arrays(ranges))))
         return Snapshot.parse(header.word), [read_message(row) for row in rows]
 
@@ -478,6 +482,7 @@ class PostgresqlStore(ServerStore[Snapshot]):
         """What is hardly ever read is compiled ahead: else the first message that needs it would wait twice as long."""
         for again, limited in product((False, True), repeat=2):
             self._reading(again=again, limited=limited)
+        self._reading_late()
         self._glancing()
         async with AsyncExitStack() as stack:
             yield await self._doorbell(stack) or Polling()
