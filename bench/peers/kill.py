@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def kill_repeatedly(stage: Stage, system: System) -> dict[str, Any]:
             kills = sum(run_and_kill(stage, system, url, log, messages) for _ in range(KILLS))
             with stage.driver(system) as worker:
                 worker.ask("work", url=url, log=str(log), keys=KEYS, pause=PAUSE)
-                wait_until(lambda: stage.is_over.is_set() or count(log) >= messages, LEASE, look=0.2)
+                wait_or_end(stage, lambda: count(log) >= messages, look=0.2)
             left = [(parse(payload), state) for payload, state in stage.list_left(system, url)]
     except (DriverFailed, psycopg.Error) as error:
         return {"error": complaint(error)}
@@ -68,9 +68,13 @@ def run_and_kill(stage: Stage, system: System, url: str, log: Path, messages: in
     with stage.driver(system) as worker:
         before, lines = count(log), count_lines(log)
         worker.ask("work", url=url, log=str(log), keys=KEYS, pause=PAUSE)
-        wait_until(lambda: stage.is_over.is_set() or count_lines(log) >= lines + STEP, LEASE, look=LOOK)
+        wait_or_end(stage, lambda: count_lines(log) >= lines + STEP, look=LOOK)
         worker.kill()
     return before < count(log) < messages
+
+
+def wait_or_end(stage: Stage, condition: Callable[[], bool], look: float) -> None:
+    wait_until(lambda: stage.is_over.is_set() or condition(), LEASE, look=look)
 
 
 def count_lines(log: Path) -> int:

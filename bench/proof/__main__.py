@@ -58,7 +58,7 @@ def choose(results: Results, only: str, *, quick: bool = False, missing: bool = 
 
     def is_wanted(run: Run) -> bool:
         result = results.get(run.name)
-        if result is None or is_useless(run, result):
+        if result is None or is_useless(result):
             return True
         is_full = result.command == run.command
         return not (quick and is_full) and not (missing and (quick or is_full))
@@ -78,7 +78,7 @@ def perform_all(runs: Sequence[Run], *, quick: bool) -> int:
     return failed
 
 
-def is_useless(run: Run, result: Result) -> bool:
+def is_useless(result: Result) -> bool:
     """A judge's verdict that a promise was broken is not, whatever else went wrong."""
     return result.report is None or (result.status != 0 and not result.report.get("violations"))
 

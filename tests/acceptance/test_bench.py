@@ -21,7 +21,6 @@ def test_ours_can_be_measured_beside_peers() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     drain, enqueue = report["measures"]
-    assert (drain["first"], enqueue["first"]) == ("postroom", "postroom")
     assert all(measure["results"]["postroom"]["value"] > 0 for measure in (drain, enqueue))
     assert "unfinished" not in drain
     overlap = report["behaviours"][0]["results"]["postroom"]

@@ -55,6 +55,17 @@ async def test_the_statements_of_the_hot_path_are_planned_once_and_by_indexes(st
     }
 
 
+async def test_no_message_waits_until_what_is_hardly_ever_read_is_compiled(store: PostgresqlStore) -> None:
+    again = [asked._replace(after=5, low=0) for asked in NEW]
+    async with store.wakeup(1.0):
+        before = set(store._prepared)
+        for ranges, limit in ((NEW, None), (NEW, 1), (again, None), (again, 1)):
+            await store._read_slots(ranges, limit, ())
+        await store._read_stragglers(again, ())
+        await store._look(NEW)
+        assert set(store._prepared) == before
+
+
 async def test_a_session_of_transactions_has_its_limits_and_the_plans_of_the_server(store: PostgresqlStore) -> None:
     async with store._opened().connect() as connection:
         driver: Any = (await connection.get_raw_connection()).driver_connection

@@ -389,23 +389,23 @@ class PostgresqlStore(ServerStore[Snapshot]):
     ) -> tuple[Snapshot, datetime, list[Message]]:
         again = any(asked.low < asked.after for asked in ranges)
         limited = limit is not None and sum(asked.limit for asked in ranges) > limit
-        prepared = self._reading(again=again, limited=limited)
+        prepared = self._slots_statement(again=again, limited=limited)
         found = await self._driver_rows(prepared.sql, prepared.bind({**_arrays(ranges), "limit": limit}))
         header, rows = Header.split_off(found)
         return Snapshot.parse(header.word), header.now, [read_message(row) for row in rows]
 
-    def _reading_late(self) -> Prepared:
-        return self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
-
-    def _reading(self, *, again: bool, limited: bool) -> Prepared:
+    def _slots_statement(self, *, again: bool, limited: bool) -> Prepared:
         return self._prepare(("slots", again, limited), lambda: select_slots(self.tables.hot, again, limited))
 
     async def _read_stragglers(
         self, ranges: Sequence[Range], writers: Sequence[Writer[Snapshot]]
     ) -> tuple[Snapshot, list[Message]]:
-        prepared = self._reading_late()
+        prepared = self._stragglers_statement()
         header, rows = Header.split_off(await self._driver_rows(prepared.sql, prepared.bind(_arrays(ranges))))
         return Snapshot.parse(header.word), [read_message(row) for row in rows]
+
+    def _stragglers_statement(self) -> Prepared:
+        return self._prepare("stragglers", lambda: select_stragglers(self.tables.hot))
 
     async def _delete_hot(self, positions: Sequence[int]) -> int:
         statement = partial(delete_unheld, self.tables.hot, self.tables.holds)
@@ -468,11 +468,11 @@ class PostgresqlStore(ServerStore[Snapshot]):
         return read_renewal(beat, await self._driver_rows(prepared.sql, prepared.bind(values)))
 
     async def _look(self, ranges: Sequence[Range]) -> Collection[int]:
-        prepared = self._glancing()
+        prepared = self._glance_statement()
         values = _arrays(ranges) | ({"now": self._clock.now()} if self._clock else {})
         return [slot for (slot,) in await self._driver_rows(prepared.sql, prepared.bind(values))]
 
-    def _glancing(self) -> Prepared:
+    def _glance_statement(self) -> Prepared:
         return self._prepare("glance", lambda: select_news(self.tables, self._clock is not None))
 
     # --- waking up
@@ -481,9 +481,9 @@ class PostgresqlStore(ServerStore[Snapshot]):
     async def wakeup(self, poll_interval: float) -> AsyncGenerator[Wakeup]:
         """What is hardly ever read is compiled ahead: else the first message that needs it would wait twice as long."""
         for again, limited in product((False, True), repeat=2):
-            self._reading(again=again, limited=limited)
-        self._reading_late()
-        self._glancing()
+            self._slots_statement(again=again, limited=limited)
+        self._stragglers_statement()
+        self._glance_statement()
         async with AsyncExitStack() as stack:
             yield await self._doorbell(stack) or Polling()
 
